@@ -122,7 +122,8 @@ def test_another_seed_is_told_from_the_reference(algorithm: str) -> None:
 
 def test_every_algorithm_and_repair_is_tried_here() -> None:
     assert set(ALGORITHMS) == set(ltp.network.ALGORITHMS)
-    assert {parse("repair", part)[0] for line in REPAIR_LINES for part in line.split(" + ")} == set(REPAIRS)
+    tried = {parse("repair", part)[0] for line in REPAIR_LINES for part in line.split(" + ")}
+    assert tried == set(REPAIRS) - {"protect_first"}  # which needs tokens: test_tokens.py
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def bert(**_: Any) -> PreTrainedModel:
             {"repair": "magic"},
             ValueError,
             "repair = 'magic' is unknown: choose one of zero, rescale, rescale_counted, stale, local, fec, hadamard, "
-            "retransmit, protect",
+            "retransmit, protect, protect_first",
         ),
         (
             tiny_gpt2,

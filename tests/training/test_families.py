@@ -67,9 +67,9 @@ def test_perplexity_and_text_are_evaluated(tmp_path, folder):
 def test_sizes_are_checked_before_anything_is_loaded(folder):
     assert shape_of(str(folder)) == (64, 2, 8, 128, 4, 96)
     with pytest.raises(
-        ValueError, match="tensor_parallel_size = 8 does not divide the model's 8 heads and its 4 key-value"
+        ValueError, match="tensor_parallel_size = 3 does not divide the model's 8 heads and its 4 key-value"
     ):
-        TrainConfig(model_name=str(folder), tensor_parallel_size=8)
+        TrainConfig(model_name=str(folder), tensor_parallel_size=3)
     with pytest.raises(ValueError, match=r"max_length = 129 is above .*'s 128 positions: give at most 128"):
         check_model(str(folder), 2, 129)
 
