@@ -81,7 +81,7 @@ def header(file: Path) -> dict[str, Any]:
 
         def text() -> str:
             if (length := read("<Q")) > LONGEST_TEXT:
-                raise ValueError(f"a text of {length} bytes")
+                raise struct.error  # no text is so long
             return stream.read(length).decode(errors="replace")
 
         def value(kind: int) -> Any:
