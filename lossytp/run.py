@@ -90,7 +90,7 @@ class Program:
                     return
             raise ValueError(f"module = {name!r} is not installed here: give another one's name, or a Python file")
         if not Path(name).is_file():
-            what = "a folder" if Path(name).is_dir() else "no file"
+            what = "a folder" if Path(name).is_dir() else "not a file"
             raise ValueError(f"program = {name!r} is {what}: give a Python file")
         self.target = str(Path(name).absolute())
 

@@ -189,7 +189,7 @@ def as_command(monkeypatch: pytest.MonkeyPatch) -> Callable:
     [
         ([], "the program is missing: give a Python file, such as train.py, or -m and a module's name"),
         (["-m"], "the program is missing: .*"),
-        (["there_is_none.py"], r"program = 'there_is_none\.py' is no file: give a Python file"),
+        (["there_is_none.py"], r"program = 'there_is_none\.py' is not a file: give a Python file"),
         (["."], r"program = '\.' is a folder: give a Python file"),
         (["-m", "no.such"], "module = 'no.such' is not installed here: give another one's name, or a Python file"),
         (["--loss_rate", "1.5", "x.py"], r"loss_rate = 1\.5 is above 1: give 1 or less"),

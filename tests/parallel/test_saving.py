@@ -149,7 +149,6 @@ def test_the_state_of_the_dense_model_is_loaded_into_shards(family: str, how: di
 
 @pytest.mark.slow
 def test_transformers_trainer_resumes_its_checkpoint(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="the Trainer needs accelerate: ./run_all.sh models installs it")
     batch = tiny_batch()
     rows = [{name: values[number] for name, values in batch.items()} for number in range(len(batch["labels"]))]
 

@@ -1,6 +1,5 @@
 """Others' tensor parallelism of a Llama over the backend `lossy`: transformers' and PyTorch's own."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,7 @@ def on_rank_load(make: Callable, folder: str, loss_rate: float) -> dict:
     return {"logits": logits.detach(), "norms": norms, "lost": int(lossy.report()["lost"].sum())}
 
 
-needs_accelerate = pytest.mark.skipif(
-    importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed: ./run_all.sh models"
-)
-
-
-@pytest.mark.parametrize("make", [pytest.param(by_transformers, marks=needs_accelerate), by_pytorch])
+@pytest.mark.parametrize("make", [by_transformers, by_pytorch])
 @pytest.mark.parametrize("loss_rate", [0.0, 0.1])
 def test_it_computes_the_dense_model_but_for_lost_packets(
     processes: Callable, tmp_path: Path, loss_rate: float, make: Callable
