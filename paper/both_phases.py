@@ -1,0 +1,310 @@
+"""Why does pretraining over losses in both phases fail? One change an arm, and what happens to tokens in each step.
+
+The arms differ from the study's pretraining in one setting, or in one change to the model that `CHANGES` names. Some
+changes need the exact gradient of a lossy forward pass, which no real system can know. `LossySum` computes it.
+
+Predicted before the first of these runs, for 10 % loss and the first 300 steps, in nats of clean cross-entropy above
+the run without losses. A run fails if it is 0.7 above.
+- Where: losses in the forward gather phase are enough to fail. Losses in backward alone cost 0.3, in the gather phase
+  of backward 0.2, in the reduce phase 0.15, and with sequence parallelism 0.15.
+- Optimisation: a quarter of the learning rate and four times the warm-up delay the failure; clipping does nothing.
+- Gradients: if streams differ, Megatron's backward pass is not the gradient of anything: rank j's shard learns from
+  rank j's stream alone, although its output went into all streams. We expect this to be the cause (60 %). Then the
+  exact gradient costs 0.3 and does not fail, and neither does a backward pass that sums gradients where the forward
+  pass summed outputs (0.4), which costs no more messages.
+- Normalisation (30 %): if the cause is 1/norm in its Jacobian, an epsilon of 0.1 or a detached scale cures it (0.5).
+- Drift: the mean of the streams after every block cures it (0.3) under either account; before the head alone it does not.
+- Order: losses before the norm and after it, with equal streams, cost the same (0.3), and do not fail.
+- Position and repairs: none of them cures it, but protect(0.1) + retransmit(1) nearly does (0.3).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lossytp.network.routes import Wire
+from lossytp.parallel.group import rank_and_world_size
+from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from lossytp.parallel.plans import blocks_of
+from lossytp.training.config import PretrainConfig
+from lossytp.training.loop import Run
+
+
+class Arm(NamedTuple):
+    """Settings that differ from the base, and a change to the model."""
+
+    settings: Mapping[str, Any]
+    change: str | None = None
+    value: float | None = None
+
+
+BOTH = {"loss_rate": 0.1, "reliable_gather": False}
+REDUCE = {**BOTH, "lossy_phase": "reduce"}  # each rank has its own stream, and all streams are equal
+ARMS = {
+    "no loss": Arm({"loss_rate": 0.0}),
+    "reduce phase": Arm({"loss_rate": 0.1}),
+    "both phases": Arm(BOTH),
+    # where
+    "forward": Arm({**BOTH, "lossy_direction": "forward"}),
+    "backward": Arm({**BOTH, "lossy_direction": "backward"}),
+    "gather phase": Arm({**BOTH, "lossy_phase": "gather"}),
+    "gather phase, forward": Arm({**BOTH, "lossy_phase": "gather", "lossy_direction": "forward"}),
+    "gather phase, backward": Arm({**BOTH, "lossy_phase": "gather", "lossy_direction": "backward"}),
+    "sequence parallelism": Arm({**BOTH, "sequence_parallel": True}),
+    # optimisation
+    "learning rate / 4": Arm({**BOTH, "learning_rate": 0.00075}),
+    "warm-up x 4": Arm({**BOTH, "warmup_steps": 400}),
+    "clipping at 0.1": Arm({**BOTH, "gradient_clipping": 0.1}),
+    # normalisation
+    "epsilon 1e-2": Arm(BOTH, "epsilon", 1e-2),
+    "epsilon 1e-1": Arm(BOTH, "epsilon", 1e-1),
+    "scale detached": Arm(BOTH, "scale detached"),
+    # drift
+    "mean after every block": Arm(BOTH, "mean of streams", 1),
+    "mean after every second block": Arm(BOTH, "mean of streams", 2),
+    "mean before the head": Arm(BOTH, "mean of streams", 0),
+    # gradients
+    "summed where outputs are": Arm(BOTH, "gradients summed at g"),
+    "summed where outputs are, forward": Arm({**BOTH, "lossy_direction": "forward"}, "gradients summed at g"),
+    "exact gradient": Arm(BOTH, "exact gradient"),
+    # order of norm and loss
+    "loss after the norm": Arm(REDUCE, "inputs lose packets"),
+    "loss before the norm": Arm(REDUCE, "norms lose packets"),
+    # position
+    "first block reliable": Arm({**BOTH, "lossy_layers": "1:4"}),
+    "last block reliable": Arm({**BOTH, "lossy_layers": "0:3"}),
+    # repairs
+    "local": Arm({**BOTH, "repair": "local"}),
+    "stale": Arm({**BOTH, "repair": "stale"}),
+    "rescale": Arm({**BOTH, "repair": "rescale"}),
+    "protect_first(1)": Arm({**BOTH, "repair": "protect_first(1)"}),
+    "protect(0.1) + retransmit(1)": Arm({**BOTH, "repair": "protect(0.1) + retransmit(1)"}),
+    "packets of 216 bytes": Arm({**BOTH, "mtu_bytes": 216}),
+}
+
+
+@dataclass
+class LossySum:
+    """An all-reduce among virtual ranks that loses packets in both phases, differentiated as it was computed."""
+
+    loss_rate: float
+    elements_per_packet: int
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+
+    def arrived(self, ranks: int, elements: int) -> Tensor:
+        """Return which elements of a message arrive, (R, elements); the chunk that a rank owns always does."""
+        chunk = -(-elements // ranks)
+        packets = -(-chunk // self.elements_per_packet)
+        drawn = torch.rand(ranks, ranks, packets, generator=self.generator) >= self.loss_rate  # rank, chunk, packet
+        drawn |= torch.eye(ranks, dtype=torch.bool).unsqueeze(-1)
+        each = drawn.repeat_interleave(self.elements_per_packet, -1)[..., :chunk]
+        return each.flatten(1)[:, :elements]
+
+    def __call__(self, parts_LTD: Tensor) -> Tensor:
+        """Return each rank's result, (L, T, D)."""
+        ranks, elements = len(parts_LTD), parts_LTD[0].numel()
+        reduced = (self.arrived(ranks, elements).view_as(parts_LTD) * parts_LTD).sum(0)
+        return self.arrived(ranks, elements).view_as(parts_LTD) * reduced
+
+
+class _SumWithReliableGradient(torch.autograd.Function):
+    """What `lossy` computes; backward sums the gradients of all ranks, as if nothing had been lost."""
+
+    @staticmethod
+    def forward(ctx: Any, parts_LTD: Tensor, lossy: LossySum, lossy_backward: LossySum | None) -> Tensor:
+        ctx.lossy = lossy_backward
+        return lossy(parts_LTD)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        dy_LTD = gradients[0]
+        if ctx.lossy is None:
+            return dy_LTD.sum(0).expand_as(dy_LTD), None, None
+        return ctx.lossy(dy_LTD), None, None
+
+
+def _plain_layers_(model: nn.Module, summed: Callable[[Tensor], Tensor]) -> None:
+    """Let the layers compute with autograd's own gradients, and `summed` in place of the collective."""
+
+    def column(layer: ColumnParallelLinear) -> Callable[[Tensor], Tensor]:
+        def forward(x: Tensor) -> Tensor:
+            ranks = len(layer.collective.group.local)
+            weight = layer.weight.unflatten(1, (len(layer.widths), ranks, -1))  # (D, P, L, F)
+            bias = layer.bias.view(len(layer.widths), ranks, -1)  # (P, L, F)
+            x_LTD = x.reshape(ranks, -1, x.shape[-1])
+            y = torch.einsum("ltd,dplf->ltpf", x_LTD, weight) + bias.transpose(0, 1).unsqueeze(1)
+            return y.reshape(*x.shape[:-1], -1)
+
+        return forward
+
+    def row(layer: RowParallelLinear) -> Callable[[Tensor], Tensor]:
+        def forward(x: Tensor) -> Tensor:
+            x_LTK = x.reshape(len(layer.weight), -1, x.shape[-1])
+            y = summed(torch.bmm(x_LTK, layer.weight)) + layer.bias
+            return y.reshape(*x.shape[:-1], -1)
+
+        return forward
+
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear):
+            module.forward = column(module)  # type: ignore[method-assign]
+        elif isinstance(module, RowParallelLinear):
+            module.forward = row(module)  # type: ignore[method-assign]
+
+
+def _norms(model: nn.Module) -> Iterator[nn.LayerNorm]:
+    return (module for module in model.modules() if isinstance(module, nn.LayerNorm))
+
+
+def _detach_scale_(model: nn.Module) -> None:
+    def forward(norm: nn.LayerNorm) -> Callable[[Tensor], Tensor]:
+        def detached(x: Tensor) -> Tensor:
+            centred = x - x.mean(-1, keepdim=True)
+            scale = (centred.detach().square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+            return centred * scale * norm.weight + norm.bias
+
+        return detached
+
+    for norm in _norms(model):
+        norm.forward = forward(norm)  # type: ignore[method-assign]
+
+
+def change_(model: Any, arm: Arm, config: PretrainConfig) -> None:
+    """Apply an arm's change to a model whose ranks have their own streams."""
+    if arm.change is None:
+        return
+    ranks = config.network.tensor_parallel_size
+    lossy = LossySum(config.network.loss_rate, Wire(mtu_bytes=config.network.mtu_bytes).elements_per_packet(4))
+    both_ways = config.network.lossy_direction is None
+    blocks: Any = blocks_of(model)
+
+    def lose(x: Tensor) -> Tensor:
+        each = x.view(ranks, -1, x.shape[-1])
+        return (lossy.arrived(ranks, each[0].numel()).view_as(each) * each).view_as(x)
+
+    def mean(hidden: Tensor) -> Tensor:
+        each = hidden.view(ranks, -1, *hidden.shape[1:])
+        return each.mean(0, keepdim=True).expand_as(each).reshape(hidden.shape)
+
+    if arm.change == "epsilon":
+        for norm in _norms(model):
+            norm.eps = arm.value  # type: ignore[assignment]
+    elif arm.change == "scale detached":
+        _detach_scale_(model)
+    elif arm.change == "mean of streams":
+        for number, block in enumerate(blocks, 1):
+            if number == len(blocks) or (arm.value and number % arm.value == 0):
+                block.register_forward_hook(
+                    lambda _, __, out: (mean(out[0]), *out[1:]) if isinstance(out, tuple) else mean(out)
+                )
+    elif arm.change == "exact gradient":
+        _plain_layers_(model, lossy)
+    elif arm.change == "gradients summed at g":
+        backward = lossy if both_ways else None
+        _plain_layers_(model, lambda parts: _SumWithReliableGradient.apply(parts, lossy, backward))
+    elif arm.change in ("inputs lose packets", "norms lose packets"):
+        for block in blocks:
+            for norm in (block.ln_1, block.ln_2):
+                if arm.change == "inputs lose packets":
+                    norm.register_forward_hook(lambda _, __, y: lose(y))
+                else:
+                    norm.register_forward_pre_hook(lambda _, inputs: (lose(inputs[0]),))
+    else:
+        raise ValueError(f"{arm.change!r} is no change")
+
+
+class TokensOfStep:
+    """Norms and gradients of the residual streams in the first microbatch of a step, by layer.
+
+    A token of a rank lost something in a block if an element of the block's sums is exactly zero before the bias.
+    """
+
+    def __init__(self, model: nn.Module, ranks: int) -> None:
+        self.ranks, self.on, self.seen = ranks, False, {}
+        for layer, block in enumerate(blocks_of(model)):  # type: ignore[arg-type]
+            block.register_forward_hook(lambda _, inputs, out, layer=layer: self._block(layer, out))
+            for module in block.modules():
+                if isinstance(module, RowParallelLinear):
+                    module.register_forward_hook(lambda row, _, y, layer=layer: self._sum(layer, row, y))
+
+    def start(self) -> None:
+        """Look at the next microbatch."""
+        self.on, self.seen = True, {}
+
+    def _sum(self, layer: int, row: RowParallelLinear, y: Tensor) -> None:
+        if self.on:
+            lost = (y.detach() == row.bias.detach()).any(-1)
+            before = self.seen.setdefault(("lost", layer), torch.zeros_like(lost))
+            before |= lost
+
+    def _block(self, layer: int, out: Any) -> None:
+        if not self.on:
+            return
+        hidden = out[0] if isinstance(out, tuple) else out
+        self.seen["hidden", layer] = hidden.detach().clone()
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: self.seen.setdefault(("gradient", layer), gradient.detach().clone()))
+        if ("hidden", layer) in self.seen and layer == self._last():
+            self.on = False
+
+    def _last(self) -> int:
+        return max(layer for what, layer in self.seen if what == "lost")
+
+    def numbers(self) -> list[dict[str, float]]:
+        """Return one row a layer."""
+        rows = []
+        for layer in sorted({layer for _, layer in self.seen}):
+            hidden, lost = self.seen["hidden", layer], self.seen["lost", layer]
+            gradient = self.seen.get(("gradient", layer))
+            norms = hidden.norm(dim=-1).flatten()
+            row = {"layer": layer, "least_norm": float(norms.min()), "median_norm": float(norms.median())}
+            if hidden.shape[0] % self.ranks == 0 and hidden.shape[0] > self.ranks:
+                each = hidden.view(self.ranks, -1, *hidden.shape[1:])
+                mean = each.mean(0)
+                row["distance"] = float((each - mean).square().sum(0).mean(0).sqrt().mean() / mean.norm(dim=-1).mean())
+                row["distance"] = float(((each - mean).square().sum() / self.ranks / mean.square().sum()).sqrt())
+            if gradient is not None:
+                size = gradient.norm(dim=-1)
+                row["gradient_kept"] = float(size[~lost].square().mean().sqrt())
+                row["gradient_most"] = float(size.max())
+                if lost.any():
+                    row["gradient_lost"] = float(size[lost].square().mean().sqrt())
+            rows.append({name: value for name, value in row.items() if math.isfinite(value)})
+        return rows
+
+
+def train_arm(name: str, base: Mapping[str, Any], *, seed: int, steps: int, show: Callable = print) -> dict[str, Any]:
+    """Train `steps` steps of the arm `name`, and return its record.
+
+    Args:
+        name: one of `ARMS`.
+        base: settings of `PretrainConfig` that all arms share.
+        seed: of weights, batches and losses.
+        steps: optimizer steps; the schedule is that of `base`.
+        show: called with the step and the training loss.
+    """
+    arm = ARMS[name]
+    config = PretrainConfig.from_dict({**base, **arm.settings, "seed": seed})
+    layout, network = config.layout(*rank_and_world_size()), config.network.build()
+    run = Run(config, layout, network, None)  # type: ignore[arg-type]
+    change_(run.engine.module, arm, config)
+    tokens = TokensOfStep(run.engine.module, config.network.tensor_parallel_size)
+    torch.manual_seed(seed)
+    rows: list[dict[str, Any]] = []
+    try:
+        for step in range(1, steps + 1):
+            tokens.start()
+            loss = run.train_step(step, run.objective.batch())
+            row = {"step": step, "loss": loss, "gradient_norm": run.numbers.get("train/gradient_norm")}
+            rows.append({**row, "layers": tokens.numbers() if step % 10 == 0 or step == 1 else None})
+            show(step, loss)
+            if not math.isfinite(loss):
+                break
+        point = run._evaluate(config.steps) if math.isfinite(loss) else {}
+    finally:
+        run.engine.close()
+    return {"arm": name, "config": config.as_dict(), "seed": seed, "steps": rows, "evaluation": point}
