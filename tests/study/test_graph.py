@@ -83,15 +83,33 @@ def start(tmp_path):
         command = 'export LOSSYTP_RUN_PID=$$; exec "$0" -m snakemake --workflow-profile workflow "$@"'
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        return subprocess.Popen(
+        environment["PYTHONFAULTHANDLER"] = "1"  # stacks on SIGABRT, see `exit_of`
+        log = tmp_path / f"{name}.log"
+        run = subprocess.Popen(
             ["bash", "-c", command, sys.executable, *options, "--config", "profile=smoke"],
             cwd=folder,
             env=environment,
-            stdout=(tmp_path / f"{name}.log").open("a"),
+            stdout=log.open("a"),
             stderr=subprocess.STDOUT,
         )
+        run.log = log
+        return run
 
     return begin
+
+
+def exit_of(run, seconds=420):
+    """Wait for a graph to end, and return its exit code. If it hangs, its processes write their stacks into its log."""
+    try:
+        return run.wait(seconds)
+    except subprocess.TimeoutExpired:
+        processes = [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]
+        commands = "\n".join(" ".join(each.cmdline()) for each in processes)
+        for each in processes:
+            each.send_signal(signal.SIGABRT)
+        psutil.wait_procs(processes, timeout=10)
+        why = f"the graph did not end in {seconds} seconds; its processes were\n{commands}\n{run.log.read_text()}"
+        raise AssertionError(why) from None
 
 
 def records(folder):
@@ -105,6 +123,7 @@ def of_any_machine(summary):
     return table.loc[:, ~table.columns.str.startswith("machine")]
 
 
+@pytest.mark.timeout(1500)  # it starts the graph seven times
 def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_agree(start, tmp_path):
     folder = tmp_path / "killed"
     finished = {}
@@ -121,9 +140,9 @@ def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_ag
         now = records(folder)
         assert {path: now[path] for path in finished} == finished  # what was finished is untouched
         finished = now
-    assert start("killed").wait() == 0
+    assert exit_of(start("killed")) == 0
     assert {path: records(folder)[path] for path in finished} == finished
-    assert start("whole").wait() == 0
+    assert exit_of(start("whole")) == 0
     results = [tmp_path / name / "results" / "smoke" for name in ("killed", "whole")]
     tables = [of_any_machine(result / "experiment_summary.csv") for result in results]
     assert tables[0].equals(tables[1])
@@ -132,7 +151,7 @@ def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_ag
 
     before = records(folder)
     started = time.monotonic()
-    assert start("killed").wait() == 0
+    assert exit_of(start("killed")) == 0
     assert time.monotonic() - started < 30
     assert records(folder) == before
     assert "Nothing to be done" in (tmp_path / "killed.log").read_text()
@@ -143,7 +162,7 @@ def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_ag
     drawn = [line for line in summary.read_text().splitlines(keepends=True) if lost.parent.name not in line]
     assert len(drawn) == 4
     summary.write_text("".join(drawn))
-    assert start("killed").wait() == 0, "a record that is missing is made, though all figures are there"
+    assert exit_of(start("killed")) == 0, "a record that is missing is made, though all figures are there"
     assert lost.exists()
     assert of_any_machine(summary).equals(tables[0]), "and drawn, since the figures did not know it"
     assert {path: text for path, text in records(folder).items() if path != lost}.items() < before.items()
@@ -159,7 +178,7 @@ def test_a_table_is_there_when_a_missing_run_starts_its_notebook_again(start, tm
     nbformat.write(v4.new_notebook(cells=cells, metadata=kernel), folder / "notebooks" / "keeping.ipynb")
     table = folder / "results" / "smoke" / "table.csv"
     for runs in (1, 2):
-        assert start("keeping", "01_tolerance_00").wait() == 0, (tmp_path / "keeping.log").read_text()
+        assert exit_of(start("keeping", "01_tolerance_00")) == 0, (tmp_path / "keeping.log").read_text()
         assert table.read_text() == "a row\n" * runs
         next(iter(records(folder))).unlink()
 
@@ -167,7 +186,7 @@ def test_a_table_is_there_when_a_missing_run_starts_its_notebook_again(start, tm
 def test_figures_depend_on_grids_tasks_and_the_modules_that_analyse(start, tmp_path):
     make_folder(tmp_path / "inputs", GRID)
     (tmp_path / "inputs" / "notebooks" / "tasks.yaml").write_text("{}")
-    assert start("inputs", "--dry-run", "--quiet", "host").wait() == 0
+    assert exit_of(start("inputs", "--dry-run", "--quiet", "host")) == 0
     (figures,) = re.findall(r"(?m)^(?:local)?rule figures:\n    input: (.*)", (tmp_path / "inputs.log").read_text())
     needed = ["notebooks/experiments/01_tolerance.yaml", "notebooks/tasks.yaml", "lossytp/network/theory.py"]
     needed += ["lossytp/training/shapes.py", "lossytp/study/statistics.py"]
@@ -179,7 +198,7 @@ def test_grids_without_the_studys_headline_end_with_their_table(start, tmp_path)
     make_folder(folder, GRID.replace("seeds: 2", "seeds: 1"))
     grids = folder / "notebooks" / "experiments"
     (grids / "01_tolerance.yaml").rename(grids / "mine.yaml")
-    assert start("own").wait() == 0, (tmp_path / "own.log").read_text()
+    assert exit_of(start("own")) == 0, (tmp_path / "own.log").read_text()
     table = pd.read_csv(folder / "results" / "smoke" / "experiment_summary.csv")
     assert table["experiment"].tolist() == ["mine", "mine"]
     assert (table["forward_called"] == 12 * 2 * 4).all(), "attention and MLP of four blocks, in every step"
@@ -238,7 +257,7 @@ def test_a_cluster_runs_the_cells_and_this_machine_draws_and_typesets(start, tmp
     command = f"{submit} {{rule}} {{threads}} {{resources.mem_mb}}"
     options = ["--executor", "cluster-generic", "--cluster-generic-submit-cmd", command, "--jobs", "2"]
     options += ["--seconds-between-status-checks", "1", "--default-resources", "mem_mb=4000"]
-    assert start("cluster", *options).wait() == 0, (tmp_path / "cluster.log").read_text()
+    assert exit_of(start("cluster", *options)) == 0, (tmp_path / "cluster.log").read_text()
     submitted = sorted((folder / "submitted").read_text().splitlines())
     assert submitted == ["01_tolerance_00 1 4000", "01_tolerance_01 1 4000"]
     assert len(records(folder)) == 4
