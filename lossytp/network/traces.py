@@ -30,7 +30,7 @@ from lossytp.network.random_numbers import Key
 
 DOUBT = (
     "WARNING: {:.1%} of the packets count as lost. If a 1 stands for an arrival in the recording, import it with "
-    "python -m lossytp.probe import FILE --ones arrived"
+    "python -m lossyprobe import FILE --ones arrived"
 )
 
 
@@ -102,7 +102,7 @@ class Trace(ClosedForms):
     def from_file(cls, path: str | Path) -> "Trace":
         """Return the trace in a file of 0 or 1 a packet: a .npy array, or text with or without commas and spaces.
 
-        A .parquet file is a measurement of `lossytp.probe`. Flows follow one another.
+        A .parquet file is a measurement of `lossyprobe`. Flows follow one another.
         """
         file = Path(str(path))
         status = check_file(file)
@@ -118,7 +118,7 @@ class Trace(ClosedForms):
         lost = np.concatenate([np.empty(0, np.bool_), *flows])
         if not len(lost):
             raise ValueError(
-                f"trace {file} holds no packets as zeros and ones: read it with python -m lossytp.probe import {file}"
+                f"trace {file} holds no packets as zeros and ones: read it with python -m lossyprobe import {file}"
             )
         trace = cls.from_indicators(lost)
         if trace.loss_rate > 0.5:
@@ -241,7 +241,7 @@ class PerPacketLosses:
 # are null. The schema's metadata holds, as JSON under `METADATA`, the version, the fields of `ProbeTrace`, and in
 # `flows` each flow's number and settings.
 
-METADATA = b"lossytp.probe"
+METADATA = b"lossytp.probe"  # what `lossyprobe` was called when this format began
 VERSION = 1
 MOST_PACKETS = 10**8  # that a file may hold
 FATES = {"lost": np.bool_, "sent_s": np.float64, "delay_s": np.float64, "reordered": np.bool_, "duplicates": np.int32}
@@ -371,8 +371,8 @@ def read_trace(path: Path) -> ProbeTrace:
         table = parquet_in(path, list(COLUMNS), 40 * MOST_PACKETS)
         about = table.schema.metadata[METADATA]
     except (KeyError, TypeError) as error:  # TypeError: it has no metadata
-        other = f"trace {path} is a Parquet file, but lossytp.probe did not write it"
-        raise ValueError(f"{other}: read it with python -m lossytp.probe import {path}") from error
+        other = f"trace {path} is a Parquet file, but lossyprobe did not write it"
+        raise ValueError(f"{other}: read it with python -m lossyprobe import {path}") from error
     try:
         return _trace_of(table, json.loads(about))
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:

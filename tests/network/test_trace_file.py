@@ -104,7 +104,7 @@ def flow(**settings: Any) -> Spoil:
     return about(lambda metadata: metadata["flows"][0].update(settings))
 
 
-FOREIGN, ESCAPE = "lossytp.probe did not write it", "\x1b[2J"
+FOREIGN, ESCAPE = "lossyprobe did not write it", "\x1b[2J"
 
 
 @pytest.mark.parametrize(

@@ -456,7 +456,7 @@ class Receiver(threading.Thread):
         self.bytes += len(places) * self._datagram_bytes
 
 
-PROTOCOL = "lossytp.probe 1"
+PROTOCOL = "lossyprobe 1"
 PORT = 29470
 BEAT_S = 0.5
 """Seconds between the sender's requests for a report of which packets have arrived."""
