@@ -25,12 +25,13 @@ from lossyprobe.fitting import (
     intervals,
     num_simulations,
 )
+from lossyprobe.importing import import_trace
 from lossyprobe.likelihood import Family
 from lossyprobe.measure import Limits, caveats, loss_rate, measure, serve, summary_lines
+from lossyprobe.trace_file import ProbeTrace, read_trace, write_trace
 from lossyprobe.wire import PATIENCE_S, PORT, Plan
 from lossytp.network.checks import printable
-from lossytp.network.importing import import_trace
-from lossytp.network.traces import ProbeTrace, Trace, read_trace, write_trace
+from lossytp.network.traces import Trace
 from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.command_line import parse
 from lossytp.training.files import check_writable, saving

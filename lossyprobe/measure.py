@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from lossyprobe.trace_file import FlowTrace, ProbeTrace
 from lossyprobe.wire import (
     BEAT_S,
     HEADER,
@@ -40,7 +41,7 @@ from lossyprobe.wire import (
     udp_socket,
 )
 from lossytp.network.checks import printable, shown
-from lossytp.network.traces import DOUBT, FlowTrace, ProbeTrace, burst_lengths
+from lossytp.network.traces import DOUBT, burst_lengths
 
 # Send numbered datagrams at a steady rate.
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from lossyprobe.trace_file import FlowTrace, ProbeTrace
 from lossytp.network.checks import check_at_least, check_at_most, check_bool, check_is, check_positive, printable, shown
-from lossytp.network.traces import FlowTrace, ProbeTrace
 
 # Send datagrams over UDP, from sockets that lose none themselves if the system allows buffers large enough.
 #

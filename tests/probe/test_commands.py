@@ -15,9 +15,9 @@ import pytest
 from lossyprobe import commands
 from lossyprobe.commands import COMMANDS, flows_of, read
 from lossyprobe.measure import measure
+from lossyprobe.trace_file import FlowTrace, ProbeTrace, read_trace
 from lossyprobe.wire import Plan, udp_socket
 from lossytp.network import GilbertElliott, Trace, loss_process_named
-from lossytp.network.traces import FlowTrace, ProbeTrace, read_trace
 from tests.ports import held_port
 from tests.probe.loopback import HOST, served
 from tests.probe.traces import trace_file

@@ -13,9 +13,9 @@ import pytest
 
 from lossyprobe import measure as measuring
 from lossyprobe.measure import Limits, Route, Sender, loss_rate, measure, serve, summary_lines
+from lossyprobe.trace_file import FlowTrace, ProbeTrace
 from lossyprobe.wire import HEADER, Control, Plan, Vanished, bound, udp_socket
 from lossytp.network import Bernoulli, GilbertElliott, LossProcess
-from lossytp.network.traces import FlowTrace, ProbeTrace
 from tests.probe.loopback import HOST, PATIENCE_S, fake_receiver, greeted, greeting, served
 
 Send = Callable[..., None]
