@@ -7,9 +7,9 @@ import lossytp
 
 ROOT = Path(lossytp.__file__).parents[1]
 READERS = (  # whose messages are the middle of a longer one: "FILE cannot be read (...): give another file"
-    "network/bounded_files.py", "network/checks.py", "network/traces.py", "network/routes.py", "lossyprobe/importing.py",
-    "training/rows.py", "training/checkpoint.py", "training/config.py", "training/command_line.py",
-    "training/shapes.py", "training/task_kinds.py", "training/corpus.py",
+    "network/bounded_files.py", "network/checks.py", "network/traces.py", "network/routes.py",
+    "lossyprobe/importing.py", "training/rows.py", "training/checkpoint.py", "training/config.py",
+    "training/command_line.py", "training/shapes.py", "training/task_kinds.py", "training/corpus.py",
 )  # fmt: skip
 
 

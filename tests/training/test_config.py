@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lab import LabConfig
 from lossyprobe.commands import ImportConfig, ReportConfig
-from lossytp.labs.lab import LabConfig
 from lossytp.network import Bernoulli, GilbertElliott, Scope
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import Wire
