@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 
 from lossytp.study.grid import Experiment
-from lossytp.study.tables import ACCURACIES, joined, json_rows, speed_and_traffic
+from lossytp.study.tables import ACCURACIES
 from lossytp.training.files import write_atomically
 from lossytp.training.settings import without_obsolete
 from paper.collectives import channel
+from paper.comparisons import json_rows, speed_and_traffic
 from paper.law import law
 from paper.packet_size import together
 from paper.parallelisms import implementations, parallelisms
@@ -207,3 +208,11 @@ def make(study: Study) -> dict[str, Any]:
         paper["claims"] = check_claims(paper)
     write_atomically(study.results / "paper.json", json.dumps(paper, indent=1, allow_nan=False) + "\n")
     return paper
+
+
+def joined(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Join the tables of experiments, by name, and add a column `experiment`.
+
+    Experiments without runs are left out, because their columns have no type and would turn whole numbers into floats.
+    """
+    return pd.concat([table.assign(experiment=name) for name, table in tables.items() if len(table)])

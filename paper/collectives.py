@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from lossyprobe.fitting import Comparison, Goodness
 from lossytp.network import LossProcess, LossyNetwork
 from lossytp.network.checks import check_at_least, check_probability
 from lossytp.network.lossy_network import CommConfig
@@ -25,7 +26,6 @@ from lossytp.network.timing import AllReduce, Channel, Path, Transport, collecti
 from lossytp.network.traces import Trace, burst_lengths
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
-from lossytp.probe.fitting import Comparison, Goodness
 from lossytp.study.style import COLUMN, estimates, marker_of, shared_legend
 from paper.study import Study
 

@@ -8,11 +8,25 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lossytp.study.statistics import t_interval
-from lossytp.study.style import COLUMN, FALL, POINTS, estimates, label_ends, task_name
-from lossytp.study.tables import json_rows, with_falls
+from lossytp.study.style import COLUMN, estimates
 from lossytp.training.config import TrainConfig
 from lossytp.training.shapes import shape_of
-from paper.study import HEADLINE, Claim, Results, Study, claim, row_of, rows_of, shown, tasks
+from paper.comparisons import json_rows, with_falls
+from paper.study import (
+    FALL,
+    HEADLINE,
+    POINTS,
+    Claim,
+    Results,
+    Study,
+    claim,
+    label_ends,
+    row_of,
+    rows_of,
+    shown,
+    task_name,
+    tasks,
+)
 
 ELEMENT_BYTES = 4  # of float32 on the wire
 

@@ -6,11 +6,11 @@ import pandas as pd
 
 from lossytp.network.losses import Bernoulli, LossProcess
 from lossytp.study.statistics import ONE_POINT
-from lossytp.study.style import POINTS
-from lossytp.study.tables import ACCURACIES, compare_arms, json_rows, lossy_changes, mean_by_arm, speed_and_traffic
+from lossytp.study.tables import ACCURACIES
 from lossytp.training.config import RunSettings, settings_class
+from paper.comparisons import compare_arms, json_rows, lossy_changes, mean_by_arm, speed_and_traffic
 from paper.repairs import drops_against
-from paper.study import Claim, Results, Study, claim, row_of, rows_of, shown, tasks
+from paper.study import POINTS, Claim, Results, Study, claim, row_of, rows_of, shown, tasks
 
 
 def label(config: RunSettings, layers: str | None = None) -> str:

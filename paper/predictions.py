@@ -14,14 +14,15 @@ from scipy.stats import t
 from lossytp.network.checks import check_at_least
 from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import CONFIDENCE, Estimate, t_interval
-from lossytp.study.style import COLUMN, POINTS, marker_of, shared_legend
-from lossytp.study.tables import LOSSLESS, json_rows, lossy_changes
+from lossytp.study.style import COLUMN, marker_of, shared_legend
+from lossytp.study.tables import LOSSLESS
 from lossytp.training.config import TrainConfig
 from lossytp.training.corpus import corpus
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.text import all_blocks, token_losses
+from paper.comparisons import json_rows, lossy_changes
 from paper.law import FIRST_GUESS, RISE, SQUARED_ERROR, check_determined, check_enough, power, with_standard_errors
-from paper.study import HEADLINE, Claim, Results, Study, claim, row_of
+from paper.study import HEADLINE, POINTS, Claim, Results, Study, claim, row_of
 
 BOUNDS = ((0.0, 0.1), (10.0, 5.0))  # of scale and exponent, far from all fits
 LARGEST_SCATTER = 3.0  # of the arms about the law, as a share of the fall

@@ -10,10 +10,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lossytp.study.statistics import t_interval
-from lossytp.study.style import COLUMN, MILLION, POINTS, estimates, label_ends
-from lossytp.study.tables import LOSSLESS, compare_arms, join_differences, json_rows, loss_rate_of
+from lossytp.study.style import COLUMN, estimates
+from lossytp.study.tables import LOSSLESS
+from paper.comparisons import compare_arms, join_differences, json_rows, loss_rate_of
 from paper.price import BEST_EFFORT_SHARE, price_of_reliability
-from paper.study import Claim, Results, Study, claim, row_of, rows_of
+from paper.study import MILLION, POINTS, Claim, Results, Study, claim, label_ends, row_of, rows_of
 from paper.training_length import log_slowdown
 
 WHERE = ["arm", "loss_rate"]

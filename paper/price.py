@@ -31,9 +31,10 @@ from lossytp.network.timing import (
     step_seconds,
 )
 from lossytp.study.statistics import t_interval
-from lossytp.study.style import COLUMN, MARKERS, estimates, loss_rate_axis, marker_of, shared_legend, task_name
-from lossytp.study.tables import json_rows, loss_rate_of, tidy
-from paper.study import Claim, Results, Study, claim
+from lossytp.study.style import COLUMN, MARKERS, estimates, marker_of, shared_legend
+from lossytp.study.tables import tidy
+from paper.comparisons import json_rows, loss_rate_of
+from paper.study import Claim, Results, Study, claim, loss_rate_axis, task_name
 
 # Measure how long a training step waits for its network, over best effort and over reliable transports.
 

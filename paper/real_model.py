@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 
 from lossytp.network.repairs import repair_named
 from lossytp.study.statistics import share_interval, t_interval
-from lossytp.study.style import COLUMN, POINTS, estimates, marker_of, shared_legend
-from lossytp.study.tables import LOSSLESS, json_rows, loss_rate_of
+from lossytp.study.style import COLUMN, estimates, marker_of, shared_legend
+from lossytp.study.tables import LOSSLESS
 from lossytp.tolerance import COLLAPSE_NATS
-from paper.study import USUAL, Claim, Results, Study, claim, real_row, row_of, rows_of
+from paper.comparisons import json_rows, loss_rate_of
+from paper.study import POINTS, USUAL, Claim, Results, Study, claim, real_row, row_of, rows_of
 
 NETWORK = ["algorithm", "phase", "loss_rate"]
 FITTED = (0.03, 0.1)  # loss rates of the usual network through which the law of the median block goes

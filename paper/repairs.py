@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from lossytp.study.statistics import CONFIDENCE, ONE_POINT
-from lossytp.study.style import COLUMN, POINTS, band, estimates, marker_of, shared_legend, task_name
-from lossytp.study.tables import TRAINING, json_rows, with_falls
-from paper.study import HEADLINE, Claim, Results, Study, better, claim, row_of, shown, tasks
+from lossytp.study.style import COLUMN, estimates, marker_of, shared_legend
+from paper.comparisons import TRAINING, json_rows, with_falls
+from paper.study import HEADLINE, POINTS, Claim, Results, Study, band, better, claim, row_of, shown, task_name, tasks
 
 RETESTS = {"06_repair": "06_repair_again", "06_repair_of_bursts": "06_repair_of_bursts_again"}  # on fresh seeds
 NETWORKS = (  # a grid, a pattern for its arms without a repair on 4 ranks, and the grid that repairs these arms
@@ -172,8 +172,8 @@ def replica_divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
     """Draw how far ranks diverge, with 95 % intervals: residual streams by layer, copies of parameters by step.
 
     Args:
-        streams: from `run_measures.stream_distances`.
-        copies: from `run_measures.copy_spreads`.
+        streams: from `paper.robustness.stream_distances`.
+        copies: from `paper.robustness.copy_spreads`.
     """
     arms, tasks = list(dict.fromkeys(streams["arm"])), list(dict.fromkeys(streams["task"]))
     figure, axes_T2 = plt.subplots(

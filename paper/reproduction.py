@@ -9,10 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lossytp.study.grid import Experiment
-from lossytp.study.style import COLUMN, band, loss_rate_axis, marker_of
+from lossytp.study.style import COLUMN, marker_of
 from lossytp.study.tables import ACCURACIES, final_accuracies
 from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.record import read_record
+from paper.study import band, loss_rate_axis
 
 ACCURACY_BOUND = 0.01  # two kinds of processor differed by at most 0.0033 in 26 pairs of the paper's runs
 NATS_BOUND = 0.01

@@ -13,16 +13,80 @@ from matplotlib.figure import Figure
 
 from lossytp.network.checks import check_filled, check_probability
 from lossytp.study.statistics import t_interval
-from lossytp.study.style import COLUMN, POINTS, band, loss_rate_axis, shared_legend, task_name
-from lossytp.study.tables import LOSSLESS, compare_arms, copy_spreads, json_rows, lossy_changes, stream_distances
+from lossytp.study.style import COLUMN, shared_legend
+from lossytp.study.tables import LOSSLESS
 from lossytp.training.config import EvaluateConfig, TrainConfig
 from lossytp.training.groups import TaskSettings
 from lossytp.training.record import read_record
+from paper.comparisons import compare_arms, json_rows, lossy_changes
 from paper.repairs import replica_divergence
-from paper.study import Claim, Results, Study, claim, row_of, rows_of, shown, tasks
+from paper.study import (
+    POINTS,
+    Claim,
+    Results,
+    Study,
+    band,
+    claim,
+    loss_rate_axis,
+    row_of,
+    rows_of,
+    shown,
+    task_name,
+    tasks,
+)
 
 EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
 STRONGEST_FILE = "strongest_packet.json"  # in the run's folder, from `paper.real_model`
+
+
+def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Tabulate the relative distances between ranks' residual streams, from `lossytp.parallel.own_streams`.
+
+    Args:
+        table: one row per run, with `task`, `arm` and `seed`.
+        records: the records of the same runs. Runs whose ranks share a stream have no rows.
+
+    Returns:
+        Columns task, arm, seed, step, layer (from 1) and distance.
+    """
+    return pd.DataFrame(
+        [
+            {**run, "step": point["step"], "layer": layer, "distance": distance}
+            for run, point in _evaluations(table, records)
+            for layer, distance in enumerate(point["stream_distance"] or (), 1)
+        ],
+        columns=["task", "arm", "seed", "step", "layer", "distance"],
+    )
+
+
+def copy_spreads(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Tabulate the relative spread of replicated parameters, from `lossytp.parallel.replicas.replica_drift`.
+
+    The spread is measured before replicas are synchronised. It is the range from the smallest to the largest copy of
+    each value. For four Gaussian ranks, that is over twice the distance from the mean, which `stream_distances`
+    measures.
+
+    Args:
+        table: one row per run, with `task`, `arm` and `seed`.
+        records: the records of the same runs. Runs whose ranks share a stream have no rows.
+
+    Returns:
+        Columns task, arm, seed, step and spread.
+    """
+    return pd.DataFrame(
+        [
+            {**run, "step": point["step"], "spread": point["replica_drift"]}
+            for run, point in _evaluations(table, records)
+            if point["stream_distance"]
+        ],
+        columns=["task", "arm", "seed", "step", "spread"],
+    )
+
+
+def _evaluations(table: pd.DataFrame, records: list[dict[str, Any]]) -> list[tuple[dict, dict]]:
+    """Return each evaluation with the task, arm and seed of its run."""
+    runs = table[["task", "arm", "seed"]].to_dict("records")
+    return [(run, point) for run, record in zip(runs, records, strict=True) for point in record["curves"]["eval"]]
 
 
 def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd.DataFrame:

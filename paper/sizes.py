@@ -15,15 +15,16 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lossytp.network.routes import Wire
 from lossytp.study.statistics import Estimate, t_interval
-from lossytp.study.style import COLUMN, MILLION, POINTS, estimates
-from lossytp.study.tables import final_accuracies, json_rows
+from lossytp.study.style import COLUMN, estimates
+from lossytp.study.tables import final_accuracies
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.loop import run
 from lossytp.training.record import read_record
 from lossytp.training.shapes import shape_of
 from lossytp.training.text import text_pattern
+from paper.comparisons import json_rows
 from paper.predictions import InferenceProbe
-from paper.study import Claim, Results, Study, claim, real_row, row_of, rows_of
+from paper.study import MILLION, POINTS, Claim, Results, Study, claim, real_row, row_of, rows_of
 
 FINE_TUNED = "fine_tuned_"  # prefix of a run's folder in the pretrained model's; the loss rate and the seed follow
 MODEL = ["model_name", "parameters", "tokens"]

@@ -11,26 +11,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import typst
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lossytp.study.grid import Experiment, load_experiments
-from lossytp.study.statistics import CONFIDENCE, ONE_POINT
-from lossytp.study.style import COLUMN, POINTS, save
-from lossytp.study.tables import (
-    TRAINING,
-    complete_seeds,
-    drops_and_gains,
-    mean_by_arm,
-    read_experiment,
-    traffic_costs,
-    unlearned_trainings,
-)
+from lossytp.study.statistics import CONFIDENCE, ONE_POINT, t_interval
+from lossytp.study.style import COLUMN, marker_of, save
+from lossytp.study.tables import read_experiment
 from lossytp.training.command_line import run_as_command
 from lossytp.training.config import TrainConfig
+from paper.comparisons import TRAINING, complete_seeds, drops_and_gains, mean_by_arm, traffic_costs, unlearned_trainings
 
+NAMED_APART = 4  # the least ratio of two labelled rates whose labels do not overlap
+POINTS = 100  # in a share of 1
+FALL = ["fall", "low", "high"]  # columns of a fall and its interval
+MILLION = 1e6
+TASK_NAMES = {"sst2_held_out": "SST-2", "sst2": "SST-2", "qnli": "QNLI", "mnli": "MNLI subset"}
+LABEL_GAP = 0.09  # of a panel's height, between two labels
 FEWEST_SEEDS = 3  # an interval of two says nothing
 HEADLINE = "01_tolerance"
 NOT_COMPARED = (
@@ -256,3 +257,65 @@ def panels(
 def one_point(ax: Axes) -> None:
     """Draw the line of one point."""
     ax.axhline(POINTS * ONE_POINT, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
+
+
+def task_name(task: object) -> str:
+    """Return a task's name as figures write it."""
+    return TASK_NAMES.get(str(task), str(task))
+
+
+def band(ax: Axes, runs: pd.DataFrame, x: str, y: str, *, label: str, number: int) -> None:
+    """Plot the mean of column `y` over seeds, with its 95 % interval, against column `x`.
+
+    Args:
+        ax: the panel.
+        runs: one row per run.
+        x: a column's name.
+        y: a column's name.
+        label: the curve's name in the legend.
+        number: the curve's number, which sets colour and marker.
+    """
+    color = f"C{number}"
+    estimates = runs.groupby(x)[y].apply(lambda values: t_interval(values.to_numpy()))
+    where = estimates.index.to_numpy()
+    mean, low, high = np.array(estimates.tolist()).T
+    ax.plot(where, mean, marker=marker_of(number), color=color, label=label, markersize=3)
+    if np.isfinite(low).all():  # a single seed has no interval
+        ax.fill_between(where, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
+    """Make the x axis logarithmic, with 0 at its left end.
+
+    Rates are labelled in per cent where labels do not overlap: first powers of ten, then others from the largest.
+    """
+    values = sorted(rates.unique())
+    named = [0.0]
+    for value in sorted(values, key=lambda rate: (not f"{rate:e}".startswith("1.000000e"), -rate)):
+        if all(max(value, other) > NAMED_APART * min(value, other) for other in named):
+            named.append(value)
+    smallest = min((value for value in values if value > 0), default=0.01)
+    ax.set_xscale("symlog", linthresh=smallest, linscale=0.6)
+    ax.set_xlim(-0.1 * smallest, 1.4 * max(values))
+    ax.xaxis.set_major_locator(FixedLocator(values))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}" if value in named else ""))
+    ax.tick_params(axis="x", labelsize=6)
+
+
+def label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
+    """Write each line's name in its colour right of the panel, at the height of its last point.
+
+    Args:
+        ax: the panel, with its final limits.
+        ends: height, name and colour of each line.
+    """
+    low, high = ax.get_ylim()
+    gap = LABEL_GAP * (high - low)
+    free = -np.inf
+    for y, name, color in sorted(ends):
+        free = max(y, free + gap * (1 + name.count("\n")))
+        ax.annotate(
+            name, (1.03, free), xycoords=("axes fraction", "data"), color=color, fontsize=6, va="center",
+            annotation_clip=False,
+        )  # fmt: skip

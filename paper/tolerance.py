@@ -10,24 +10,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lossytp.study.statistics import ONE_POINT, loss_budget, rate_of_drop, t_interval
-from lossytp.study.style import (
-    COLUMN,
-    POINTS,
-    band,
-    label_ends,
-    loss_rate_axis,
-    marker_of,
-    shared_legend,
-    task_name,
-)
-from lossytp.study.tables import (
-    json_rows,
-    newer_settings,
-    with_lossless,
-)
+from lossytp.study.style import COLUMN, marker_of, shared_legend
+from lossytp.study.tables import newer_settings, with_lossless
 from lossytp.training.models import MODELS
 from lossytp.training.shapes import shape_of
-from paper.study import HEADLINE, Claim, Results, Study, claim, one_point, panels, row_of, shown, tasks
+from paper.comparisons import json_rows
+from paper.study import (
+    HEADLINE,
+    POINTS,
+    Claim,
+    Results,
+    Study,
+    band,
+    claim,
+    label_ends,
+    loss_rate_axis,
+    one_point,
+    panels,
+    row_of,
+    shown,
+    task_name,
+    tasks,
+)
 
 VARIED = {"loss_type", "loss_rate", "mean_burst_packets", "ge_config", "seed"}  # between the runs of one curve
 

@@ -8,11 +8,25 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lossytp.study.statistics import ONE_POINT, Estimate, t_interval
-from lossytp.study.style import FALL, POINTS, estimates, task_name
-from lossytp.study.tables import LOSSLESS, json_rows, with_falls, with_lossless
+from lossytp.study.style import estimates
+from lossytp.study.tables import LOSSLESS, with_lossless
 from lossytp.training.config import TrainConfig
+from paper.comparisons import json_rows, with_falls
 from paper.robustness import gain_from_longer_training
-from paper.study import HEADLINE, Claim, Results, Study, claim, one_point, panels, row_of, rows_of
+from paper.study import (
+    FALL,
+    HEADLINE,
+    POINTS,
+    Claim,
+    Results,
+    Study,
+    claim,
+    one_point,
+    panels,
+    row_of,
+    rows_of,
+    task_name,
+)
 from paper.tolerance import APART, tolerance_curves, tune_learning_rates
 
 

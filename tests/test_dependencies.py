@@ -90,11 +90,12 @@ def test_parallelize_runs_with_the_core_alone(run_with):
 
 @pytest.mark.parametrize(
     ("extra", "module"),
-    [("train", name) for name in ("train", "pretrain", "evaluate", "tolerance", "run", "labs.tensor_parallel_manual")]
-    + [("harness", "harness"), ("probe", "probe"), ("study", "study.run"), ("study", "study.grid")],
+    [("train", f"lossytp.{name}") for name in ("train", "pretrain", "evaluate", "tolerance", "run")]
+    + [("train", "notebooks/labs/tensor_parallel_manual.py"), ("harness", "lossytp.harness"), ("probe", "lossyprobe")]
+    + [("study", "lossytp.study.run"), ("study", "lossytp.study.grid")],
 )
 def test_a_command_starts_with_its_extra_alone(run_with, extra, module):
-    done = run_with(extra, "-m", f"lossytp.{module}", "--help")
+    done = run_with(extra, *([ROOT / module] if module.endswith(".py") else ["-m", module]), "--help")
     assert done.returncode == 0, done.stderr
 
 

@@ -25,7 +25,8 @@ def installed(tmp_path_factory):
     source, home = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("home")
     for name in ("pyproject.toml", "README.md", "LICENSE", "models"):
         (source / name).symlink_to(ROOT / name)
-    copytree(ROOT / "lossytp", source / "lossytp", symlinks=True, ignore=ignore_patterns("__pycache__"))
+    for name in ("lossytp", "lossyprobe"):
+        copytree(ROOT / name, source / name, symlinks=True, ignore=ignore_patterns("__pycache__"))
     pip, offline = [sys.executable, "-m", "pip"], ["--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
     subprocess.run([*pip, "wheel", *offline, "--wheel-dir", home, source], check=True)
 
@@ -87,8 +88,8 @@ def test_a_model_that_a_wheel_lacks_is_one_line_that_says_where_it_is(installed)
 def test_a_report_lacks_only_the_comparison_with_the_study(installed):
     numbers = random.Random(1)
     (installed.folder / "losses.txt").write_text("".join("01"[numbers.random() < 0.05] for _ in range(2000)))
-    assert installed("-m", "lossytp.probe", "import", "losses.txt").returncode == 0
-    done = installed("-m", "lossytp.probe", "report", "losses.parquet", *TOLERANCE)
+    assert installed("-m", "lossyprobe", "import", "losses.txt").returncode == 0
+    done = installed("-m", "lossyprobe", "report", "losses.parquet", *TOLERANCE)
     assert done.returncode == 0, done.stderr
     assert "nats a token without losses" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("this installation lacks the study's results: give ")

@@ -2,18 +2,28 @@
 
 import json
 import math
-import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
-from lossytp.network.bounded_files import check_file, parquet_in
-from lossytp.network.checks import build, check_at_least, check_known, check_probability, printable, shown
+from lossytp.network.bounded_files import check_file, content_of, parquet_in
+from lossytp.network.checks import (
+    build,
+    check_at_least,
+    check_at_most,
+    check_known,
+    check_probability,
+    printable,
+    shown,
+)
 from lossytp.network.losses import (
     NO_PACKETS,
     Bernoulli,
@@ -30,7 +40,7 @@ from lossytp.network.random_numbers import Key
 
 DOUBT = (
     "WARNING: {:.1%} of the packets count as lost. If a 1 stands for an arrival in the recording, import it with "
-    "python -m lossytp.probe import FILE --ones arrived"
+    "python -m lossyprobe import FILE --ones arrived"
 )
 
 
@@ -102,7 +112,7 @@ class Trace(ClosedForms):
     def from_file(cls, path: str | Path) -> "Trace":
         """Return the trace in a file of 0 or 1 a packet: a .npy array, or text with or without commas and spaces.
 
-        A .parquet file is a measurement of `lossytp.probe`. Flows follow one another.
+        A .parquet file is a measurement of `lossyprobe`. Flows follow one another.
         """
         file = Path(str(path))
         status = check_file(file)
@@ -112,13 +122,14 @@ class Trace(ClosedForms):
     @lru_cache(maxsize=4)  # every row of a table reads the same file
     def _from_file(cls, file: Path, modified_ns: int, size: int) -> "Trace":
         """Read the file. Its time and size are arguments, so that a changed file is read again."""
-        from lossytp.network.importing import lists_in  # both build on this module
-
-        flows = [read_trace(file).all_lost()] if file.suffix == ".parquet" else lists_in(file)
-        lost = np.concatenate([np.empty(0, np.bool_), *flows])
+        if file.suffix == ".parquet":
+            with measured(file) as (columns, _):
+                lost = columns["lost"]
+        else:
+            lost = np.concatenate([np.empty(0, np.bool_), *lists_in(file)])
         if not len(lost):
             raise ValueError(
-                f"trace {file} holds no packets as zeros and ones: read it with python -m lossytp.probe import {file}"
+                f"trace {file} holds no packets as zeros and ones: read it with python -m lossyprobe import {file}"
             )
         trace = cls.from_indicators(lost)
         if trace.loss_rate > 0.5:
@@ -236,162 +247,76 @@ class PerPacketLosses:
         self._uniforms.seek(self._packets)
 
 
-# The fate of every packet of a measurement, in a Parquet file: one row per packet, sorted by flow, then by sequence
-# number, which counts a flow's packets from 0 without gaps. The other columns are those of `FlowTrace`; unknown times
-# are null. The schema's metadata holds, as JSON under `METADATA`, the version, the fields of `ProbeTrace`, and in
-# `flows` each flow's number and settings.
+# Read recordings: zeros and ones, or the Parquet file of `lossyprobe`, which has a row per packet, sorted by flow, then
+# by sequence number, which counts a flow's packets from 0 without gaps. The schema's metadata holds JSON under
+# `METADATA`, with the version.
 
-METADATA = b"lossytp.probe"
+METADATA = b"lossytp.probe"  # the probe's former name, in every file written so far
 VERSION = 1
 MOST_PACKETS = 10**8  # that a file may hold
-FATES = {"lost": np.bool_, "sent_s": np.float64, "delay_s": np.float64, "reordered": np.bool_, "duplicates": np.int32}
-COLUMNS = {"flow": np.int32, "sequence": np.int64} | FATES
-UNKNOWN = {"sent_s": np.nan, "delay_s": np.nan}  # fill these columns if they are left out; 0 fills the others
-SETTINGS = ("src", "dst", "packet_bytes", "rate_packets_per_s")
-ABOUT = ("clocks", "complete", "own_losses", "source")
-SMALL = {"compression": "zstd", "use_dictionary": False, "column_encoding": {"sequence": "DELTA_BINARY_PACKED"}}
-CLOCKS = ("same", "different", "none")
-LEFT_OUT = np.empty(0)
+MOST_BYTES, MOST_FLOWS = 2**29, 10**5  # of zeros and ones
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # spreadsheets begin with it
+LOSSES = {"flow": np.int32, "sequence": np.int64, "lost": np.bool_}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FlowTrace:
-    """The fates of the packets that one machine sent to another, in the order of sending.
-
-    Args:
-        lost: bool, (packets,): whether no copy arrived.
-        sent_s: float64, (packets,): seconds from the sending machine's first packet; NaN if unknown, as if left out.
-        delay_s: float64, (packets,): seconds to the first arrival; NaN if lost or unknown, as if left out.
-        reordered: bool, (packets,): whether a packet with a larger number arrived earlier (RFC 4737, 3.3).
-        duplicates: int32, (packets,): copies that arrived after the first.
-        src: name of the sending machine.
-        dst: name of the receiving machine.
-        packet_bytes: size of a whole IP packet, or None if unknown.
-        rate_packets_per_s: planned rate, or None if unknown.
+@contextmanager
+def measured(path: Path, columns: Mapping[str, type] = LOSSES) -> Iterator[tuple[dict[str, Any], dict]]:
+    """Open a file that `lossyprobe` wrote: the columns with their types, which include `LOSSES`, and the metadata.
 
     Raises:
-        ValueError: if a column has the wrong shape.
-    """
-
-    lost: np.ndarray
-    sent_s: np.ndarray = field(default_factory=lambda: LEFT_OUT)
-    delay_s: np.ndarray = field(default_factory=lambda: LEFT_OUT)
-    reordered: np.ndarray = field(default_factory=lambda: LEFT_OUT)
-    duplicates: np.ndarray = field(default_factory=lambda: LEFT_OUT)
-    src: str = "0"
-    dst: str = "1"
-    packet_bytes: int | None = None
-    rate_packets_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, kind in FATES.items():
-            values: np.ndarray = getattr(self, name)
-            if values is LEFT_OUT:
-                values = np.full(len(self.lost), UNKNOWN.get(name, 0))
-            values = np.array(values, kind)
-            if values.shape != (len(self.lost),):
-                raise ValueError(f"{name} has shape {values.shape}, not ({len(self.lost)},): give one value per packet")
-            values.setflags(write=False)
-            object.__setattr__(self, name, values)
-
-    @property
-    def num_packets(self) -> int:
-        """Return how many packets were sent."""
-        return len(self.lost)
-
-    def losses(self) -> Trace:
-        """Return the losses, as a loss process that replays them."""
-        return Trace.from_indicators(self.lost)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ProbeTrace:
-    """The fates of all packets of a measurement.
-
-    Args:
-        flows: each flow, by its number.
-        clocks: "same" if both ends read one clock. If "different", a flow's delays count from its fastest packet.
-        complete: False if the measurement ended early, for example because the other machine vanished.
-        own_losses: how many of the lost packets an end dropped because it was too slow; None if unknown.
-        source: a few words on what made the trace.
-    """
-
-    flows: dict[int, FlowTrace]
-    clocks: Literal["same", "different", "none"] = "none"
-    complete: bool = True
-    own_losses: int | None = None
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        check_known("clocks", self.clocks, CLOCKS)
-
-    def all_lost(self) -> np.ndarray:
-        """Return which packets were lost, flow after flow: bool (packets of all flows,)."""
-        return np.concatenate([np.empty(0, np.bool_), *(flow.lost for _, flow in sorted(self.flows.items()))])
-
-
-def write_trace(path: Path, trace: ProbeTrace) -> None:
-    """Write the trace to a Parquet file, which appears whole or not at all.
-
-    Raises:
-        OSError: if the operating system refuses to write.
-    """
-    import pyarrow  # slow to import, and only the file needs it
-    import pyarrow.parquet
-
-    flows = sorted(trace.flows.items())
-    parts: dict[str, list[np.ndarray]] = {
-        "flow": [np.full(flow.num_packets, number, np.int32) for number, flow in flows],
-        "sequence": [np.arange(flow.num_packets) for _, flow in flows],
-    }
-    parts |= {name: [getattr(flow, name) for _, flow in flows] for name in FATES}
-    arrays = {
-        name: pyarrow.array(np.concatenate([np.empty(0, kind), *parts[name]]), from_pandas=True)  # NaN becomes null
-        for name, kind in COLUMNS.items()
-    }
-    about: dict[str, Any] = {"version": VERSION} | {name: getattr(trace, name) for name in ABOUT}
-    about["flows"] = [{"flow": number} | {name: getattr(flow, name) for name in SETTINGS} for number, flow in flows]
-    table = pyarrow.table(arrays).replace_schema_metadata({METADATA: json.dumps(about)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        pyarrow.parquet.write_table(table, part, **SMALL)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def read_trace(path: Path) -> ProbeTrace:
-    """Read the trace in a file that `write_trace` wrote.
-
-    Raises:
-        ValueError: if the file cannot be read, is truncated, is too large, or is not such a trace.
+        ValueError: if the file cannot be read, is truncated, is too large, or is not such a trace. An error within the
+            block says that it is damaged, too.
     """
     try:
-        table = parquet_in(path, list(COLUMNS), 40 * MOST_PACKETS)
-        about = table.schema.metadata[METADATA]
+        table = parquet_in(path, list(columns), 40 * MOST_PACKETS)
+        metadata = table.schema.metadata[METADATA]
     except (KeyError, TypeError) as error:  # TypeError: it has no metadata
-        other = f"trace {path} is a Parquet file, but lossytp.probe did not write it"
-        raise ValueError(f"{other}: read it with python -m lossytp.probe import {path}") from error
+        other = f"trace {path} is a Parquet file, but lossyprobe did not write it"
+        raise ValueError(f"{other}: read it with python -m lossyprobe import {path}") from error
     try:
-        return _trace_of(table, json.loads(about))
+        about = json.loads(metadata)
+        check_known("version", about["version"], (VERSION,))
+        found = {name: table[name].to_numpy() for name in columns}  # of another type if there are nulls
+        flow, sequence = found["flow"], found["sequence"]
+        first = np.flatnonzero(np.diff(flow, prepend=flow[:1] - 1))  # packets of each flow
+        expected = np.arange(len(flow)) - np.repeat(first, np.diff(first, append=len(flow)))
+        typed = all(found[name].dtype == kind for name, kind in columns.items())
+        if not typed or not (np.diff(flow[first]) > 0).all() or not np.array_equal(sequence, expected):
+            raise ValueError("its columns are of other types, have gaps or are not sorted by flow and sequence number")
+        yield found, about
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"trace {path} is damaged ({printable(error)}): measure again, or copy it again") from error
 
 
-def _trace_of(table: Any, about: dict) -> ProbeTrace:
-    check_known("version", about["version"], (VERSION,))
-    columns = {name: table[name].to_numpy() for name in COLUMNS}  # of another type if there are nulls
-    flows = {}
-    for settings in about["flows"]:
-        number = settings.pop("flow")
-        mine = slice(*columns["flow"].searchsorted([number, number + 1]))
-        flows[number] = FlowTrace(**{name: columns[name][mine] for name in FATES}, **settings)
-    expected = [np.empty(0, int), *(np.arange(flow.num_packets) for flow in flows.values())]
-    in_order = np.array_equal(columns["sequence"], np.concatenate(expected))
-    if not in_order or any(columns[name].dtype != kind for name, kind in COLUMNS.items()):
-        raise ValueError("its columns are of other types, have gaps or are not sorted by flow and sequence number")
-    return ProbeTrace(flows=flows, **{name: about[name] for name in ABOUT})
+def lists_in(path: Path) -> list[np.ndarray]:
+    """Return the flows in an array, or in text of only zeros and ones: bool, (packets,). Other text has none."""
+    flows: Any
+    if path.suffix == ".npy":
+        check_file(path)
+        try:
+            array: Any = np.load(path, mmap_mode="r")  # which believes no header that exceeds the file
+            numbers = isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.ndim in (1, 2)
+            if not numbers or array.size > MOST_PACKETS or not np.isin(array, (0, 1)).all():
+                raise ValueError(f"it holds {shown(array)}")
+        except (ValueError, EOFError, BadZipFile) as error:  # the latter two of an empty .npy and of half an .npz
+            fix = f"give what numpy.save wrote, of one or two axes and at most {MOST_PACKETS} packets"
+            raise ValueError(f"{path} is not an array of zeros and ones ({error}): {fix}") from error
+        flows = np.atleast_2d(array[:, 0] if array.shape[1:] == (1,) else array).astype(np.bool_)
+    else:
+        content = content_of(path, MOST_BYTES).removeprefix(BYTE_ORDER_MARK)
+        if content.translate(None, b"01, \t\r\n"):
+            return []
+        check_at_most(f"the number of packets in {path}", content.count(b"0") + content.count(b"1"), MOST_PACKETS)
+        text = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").strip()
+        parts = re.split(rb"\n\s*\n", text, maxsplit=MOST_FLOWS)
+        flows = [bits_of(part.translate(None, b", \t\n")) for part in parts]
+    check_at_most(f"the number of flows in {path}", len(flows), MOST_FLOWS)
+    return [flow for flow in flows if len(flow)]
+
+
+def bits_of(text: bytes) -> np.ndarray:
+    """Return which characters are a 1: bool, (characters,)."""
+    return np.frombuffer(text, np.uint8) == ord("1")
 
 
 @dataclass(frozen=True, kw_only=True)

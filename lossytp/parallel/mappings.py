@@ -3,7 +3,7 @@
 Shoeybi et al., "Megatron-LM", 2019, section 3: f copies the input in forward and all-reduces its gradient in backward;
 g all-reduces the output in forward and is the identity in backward, because a sender does not learn what was lost.
 
-`lossytp.parallel.layers` fuses f and g with the adjacent matrix products, which is faster. `lossytp.labs` uses these.
+`lossytp.parallel.layers` fuses f and g with the adjacent matrix products, which is faster. `notebooks/labs` uses these.
 
 Shapes: R ranks, L of them in this process, T tokens, D model width.
 """

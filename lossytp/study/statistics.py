@@ -1,6 +1,6 @@
 """Compute intervals for few seeds, and the loss budget.
 
-Shapes: S seeds, R loss rates in ascending order, C comparisons, N examples.
+Shapes: S seeds, R loss rates in ascending order, N examples.
 """
 
 import math
@@ -91,25 +91,6 @@ def share_interval(hits: int, trials: int) -> Estimate:
 def student_quantile(num_values: float) -> float:
     """Return the half-width of Student's 95 % interval for the mean of `num_values` values, in standard errors."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, num_values - 1))
-
-
-def holm(p_values: np.ndarray) -> np.ndarray:
-    """Adjust p-values for testing several comparisons at once.
-
-    If those below 5 % count as shown, at most 5 % of studies make any false claim. Holm, "A simple sequentially
-    rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
-
-    Args:
-        p_values: (C,).
-
-    Returns:
-        (C,) adjusted p-values, at most 1.
-    """
-    order = np.argsort(p_values)
-    factors = np.arange(len(p_values), 0, -1)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.asarray(p_values, dtype=float)[order]))
-    return adjusted
 
 
 def rate_of_drop(rates: np.ndarray, drops: np.ndarray) -> float:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def torchrun(config: RunSettings, *, processes: int | None = None) -> dict[str, 
             * config.parallelism.data_parallel_size
             * config.parallelism.pipeline_parallel_size
         )
-    entry = "lossytp.train" if isinstance(config, TrainConfig) else "lossytp.pretrain"
+    entry = ("-m", "lossytp.train" if isinstance(config, TrainConfig) else "lossytp.pretrain")
     shown = ("training:", "pretraining:", "evaluation:", config.task, "megatron-core")
     start(entry, config, processes, shown=shown)
     record = read_record(Path(config.output.output_dir))
@@ -49,11 +50,13 @@ def torchrun(config: RunSettings, *, processes: int | None = None) -> dict[str, 
     return record
 
 
-def start(module: str, config: Settings, processes: int, *, shown: tuple[str, ...] = ("training:",)) -> None:
-    """Run an entry point on several processes of this machine, and wait for its end.
+def start(
+    program: Sequence[str | Path], config: Settings, processes: int, *, shown: tuple[str, ...] = ("training:",)
+) -> None:
+    """Run a program on several processes of this machine, and wait for its end.
 
     Args:
-        module: the entry point, which reads `--config FILE`, such as "lossytp.labs.pipeline".
+        program: what torchrun starts, which reads `--config FILE`: a file, or "-m" and a module.
         config: its configuration.
         processes: number of processes.
         shown: beginnings of the lines that go to stderr; the others are not shown.
@@ -65,7 +68,7 @@ def start(module: str, config: Settings, processes: int, *, shown: tuple[str, ..
         file = Path(folder) / "config.json"  # JSON is YAML
         file.write_text(json.dumps(config.as_dict()), encoding="utf-8")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        command = [*launcher, "-m", module, "--config", str(file)]
+        command = [*launcher, *map(str, program), "--config", str(file)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
             try:
                 lines = _pass_on(run, shown)

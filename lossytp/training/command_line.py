@@ -232,7 +232,7 @@ def _help(kind: type[Settings], program: str, description: str | None) -> None:
 
 
 def _program(arguments: Sequence[str] | None) -> str:
-    """Return the command as a user types it, such as "python -m lossytp.probe send", for --help."""
+    """Return the command as a user types it, such as "python -m lossyprobe send", for --help."""
     started = getattr(sys.modules["__main__"], "__spec__", None)
     program = f"python -m {started.name.removesuffix('.__main__')}" if started else Path(sys.argv[0]).name
     command = [] if arguments is None else sys.argv[1:2]  # a subcommand has the arguments after it

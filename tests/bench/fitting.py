@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from lossyprobe.fitting import fit, fit_family, intervals
+from lossyprobe.likelihood import FAMILIES
 from lossytp.network import Bernoulli, FourState, GilbertElliott, LossProcess, Trace
-from lossytp.probe.fitting import fit, fit_family, intervals
-from lossytp.probe.likelihood import FAMILIES
 
 SETTINGS: dict[str, LossProcess] = {
     "Bernoulli": Bernoulli(loss_rate=0.02),

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lossytp.labs.lab import LabConfig, _batches, load_digits
+from lab import LabConfig, _batches, load_digits
 
 SMALL: dict[str, Any] = {"steps": 6, "batch_size": 16, "hidden_dim": 64}
 
 
 def run_lab(name: str, kind: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the lab's result."""
-    module = importlib.import_module(f"lossytp.labs.{name}")
+    module = importlib.import_module(name)
     return module.run(getattr(module, kind)(**values))
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lossytp.labs.data_parallel import DataParallelConfig
-from lossytp.labs.lab import perceptron
+from data_parallel import DataParallelConfig
+from lab import perceptron
 from tests.labs.dense import SMALL, dense_losses, refusal, run_lab
 
 pytestmark = pytest.mark.slow

@@ -5,10 +5,10 @@ import pytest
 import torch
 from datasets import Dataset, Features, Image, Value
 
-from lossytp.labs.data_parallel import DataParallelConfig
-from lossytp.labs.lab import BackendLabConfig, LabConfig, _batches, load_digits, place
-from lossytp.labs.pipeline import PipelineLabConfig
+from data_parallel import DataParallelConfig
+from lab import BackendLabConfig, LabConfig, _batches, load_digits, place
 from lossytp.training.command_line import parse
+from pipeline import PipelineLabConfig
 from tests.labs.dense import SMALL
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def test_values_that_contradict_each_other_have_no_effect_or_fit_no_machine_are_
 
 def test_a_lab_without_torchrun_says_how_to_start_it_or_runs_virtual_ranks(monkeypatch):
     with pytest.raises(
-        ValueError, match=r"start it with torchrun --standalone --nproc_per_node 2 -m lossytp.labs.some$"
+        ValueError, match=r"start it with torchrun --standalone --nproc_per_node 2 notebooks/labs/some\.py$"
     ):
         place(LabConfig(), needs_processes="some")
     assert place(LabConfig()).tensor_parallel_size == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lossytp.labs.pipeline import PipelineLabConfig, batch_of, transformer
+from pipeline import PipelineLabConfig, batch_of, transformer
 from tests.labs.dense import dense_losses, refusal, run_lab
 
 pytestmark = pytest.mark.slow

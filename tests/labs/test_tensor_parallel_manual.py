@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from lossytp.labs import lab, tensor_parallel_manual
-from lossytp.labs.lab import LabConfig, perceptron
-from lossytp.labs.tensor_parallel_manual import run
+import lab
+import tensor_parallel_manual
+from lab import LabConfig, perceptron
+from tensor_parallel_manual import run
 from tests.labs.dense import SMALL, dense_losses, run_lab
 
 

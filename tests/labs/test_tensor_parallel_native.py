@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from lossytp.labs.lab import BackendLabConfig, perceptron
-from lossytp.labs.tensor_parallel_native import run
+from lab import BackendLabConfig, perceptron
+from tensor_parallel_native import run
 from tests.labs.dense import SMALL, dense_losses, refusal, run_lab
 
 pytestmark = pytest.mark.slow

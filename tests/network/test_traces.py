@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from lossyprobe.trace_file import FlowTrace, ProbeTrace, write_trace
 from lossytp.network import (
     LOSS_PROCESSES,
     Bernoulli,
@@ -29,7 +30,7 @@ from lossytp.network import (
 )
 from lossytp.network.losses import Stream
 from lossytp.network.routes import ALGORITHMS
-from lossytp.network.traces import FlowTrace, ProbeTrace, burst_lengths, write_trace
+from lossytp.network.traces import burst_lengths
 from lossytp.training.config import TrainConfig
 from tests.network.loss_statistics import reproducible
 from tests.network.processes import OTHERS, shared_losses

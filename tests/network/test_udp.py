@@ -1,7 +1,7 @@
 """All-reduces whose packets are real datagrams destroy exactly what the simulation says.
 
 Each rank is a thread with a UDP socket of its own. It sends its contributions to the other ranks' chunks, in packets
-with the header of `lossytp.probe`, and leaves out those that the simulated network loses. The kernel may lose more.
+with the header of `lossyprobe`, and leaves out those that the simulated network loses. The kernel may lose more.
 """
 
 import socket
@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import lossytp as ltp
+from lossyprobe.wire import HEADER, flow_key, udp_socket
 from lossytp.network import ALGORITHMS, Bernoulli, LossProcess, LossyNetwork, PerPacket, Wire
 from lossytp.network.routes import Link
-from lossytp.probe.wire import HEADER, flow_key, udp_socket
 from tests.namespaces import two_machines
 
 CAPACITY = Wire().elements_per_packet(4)

@@ -6,8 +6,9 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from lossytp.study.tables import drops_and_gains, tidy
+from lossytp.study.tables import tidy
 from lossytp.training.config import TrainConfig
+from paper.comparisons import drops_and_gains
 from paper.law import law
 from paper.study import HEADLINE
 

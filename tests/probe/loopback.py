@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
-from lossytp.probe import wire as datagrams
-from lossytp.probe.measure import serve
-from lossytp.probe.wire import PROTOCOL, Control, Outcome, Plan, clock_name
+from lossyprobe import wire as datagrams
+from lossyprobe.measure import serve
+from lossyprobe.wire import PROTOCOL, Control, Outcome, Plan, clock_name
 
 PATIENCE_S = 20.0  # tests share a busy machine
 HOST = "127.0.0.1"

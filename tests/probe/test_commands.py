@@ -1,4 +1,4 @@
-"""The commands of `python -m lossytp.probe`."""
+"""The commands of `python -m lossyprobe`."""
 
 import gzip
 import json
@@ -12,12 +12,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from lossyprobe import commands
+from lossyprobe.commands import COMMANDS, flows_of, read
+from lossyprobe.measure import measure
+from lossyprobe.trace_file import FlowTrace, ProbeTrace, read_trace
+from lossyprobe.wire import Plan, udp_socket
 from lossytp.network import GilbertElliott, Trace, loss_process_named
-from lossytp.network.traces import FlowTrace, ProbeTrace, read_trace
-from lossytp.probe import commands
-from lossytp.probe.commands import COMMANDS, flows_of, read
-from lossytp.probe.measure import measure
-from lossytp.probe.wire import Plan, udp_socket
 from tests.ports import held_port
 from tests.probe.loopback import HOST, served
 from tests.probe.traces import trace_file
@@ -25,7 +25,7 @@ from tests.probe.traces import trace_file
 
 def probe(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "lossytp.probe", *words], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "lossyprobe", *words], capture_output=True, text=True, check=False, timeout=60
     )
 
 
@@ -48,7 +48,7 @@ def test_an_unknown_command_is_refused_in_one_line() -> None:
 
 
 def test_help_of_a_command_names_it() -> None:
-    assert probe("fit", "--help").stdout.startswith("usage: python -m lossytp.probe fit ")
+    assert probe("fit", "--help").stdout.startswith("usage: python -m lossyprobe fit ")
 
 
 def test_a_measurement_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -171,7 +171,7 @@ def test_no_packet_no_trace_and_no_word_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"trace\.parquet holds no packets: measure again$"):
         commands.fit_trace([str(trace_file(tmp_path, []))])
     (tmp_path / "a.txt").write_text("01")
-    with pytest.raises(ValueError, match=r"is not a \.parquet file: convert it with python -m lossytp\.probe import"):
+    with pytest.raises(ValueError, match=r"is not a \.parquet file: convert it with python -m lossyprobe import"):
         commands.fit_trace([str(tmp_path / "a.txt")])
     with pytest.raises(ValueError, match="No such file"):
         commands.fit_trace([str(tmp_path / "b.parquet")])

@@ -7,7 +7,7 @@ import warnings
 import pandas as pd
 import pytest
 
-from lossytp.probe.expected_cost import RESULTS, comparable_runs, expected_costs, side_by_side
+from lossyprobe.expected_cost import RESULTS, comparable_runs, expected_costs, side_by_side
 
 SEEDS = (0, 1, 2)
 

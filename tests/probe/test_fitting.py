@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 from scipy.special import logit
 
+from lossyprobe.fitting import Fit, Law, correlation_between, fit, fit_family, goodness, intervals, num_simulations
+from lossyprobe.likelihood import FAMILIES, Likelihood
 from lossytp.network import Bernoulli, GilbertElliott, Trace, loss_process_named
-from lossytp.probe.fitting import Fit, Law, correlation_between, fit, fit_family, goodness, intervals, num_simulations
-from lossytp.probe.likelihood import FAMILIES, Likelihood
 from tests.probe.recordings import TRUTHS, bits, recorded
 
 SECONDS = 20

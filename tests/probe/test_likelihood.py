@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from lossytp.network import GilbertElliott, Trace
-from lossytp.probe.likelihood import (
+from lossyprobe.likelihood import (
     FAMILIES,
     Likelihood,
     burst_lengths,
@@ -15,6 +14,7 @@ from lossytp.probe.likelihood import (
     powers,
     starts,
 )
+from lossytp.network import GilbertElliott, Trace
 from tests.probe.recordings import TRUTHS, VALUES, bits, log_likelihood, recorded
 
 SHORT = (400, 3, 1, 200, 30, 800)  # packets of many flows, whose starts weigh

@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lossyprobe import measure as measuring
+from lossyprobe.measure import Limits, Route, Sender, loss_rate, measure, serve, summary_lines
+from lossyprobe.trace_file import FlowTrace, ProbeTrace
+from lossyprobe.wire import HEADER, Control, Plan, Vanished, bound, udp_socket
 from lossytp.network import Bernoulli, GilbertElliott, LossProcess
-from lossytp.network.traces import FlowTrace, ProbeTrace
-from lossytp.probe import measure as measuring
-from lossytp.probe.measure import Limits, Route, Sender, loss_rate, measure, serve, summary_lines
-from lossytp.probe.wire import HEADER, Control, Plan, Vanished, bound, udp_socket
 from tests.probe.loopback import HOST, PATIENCE_S, fake_receiver, greeted, greeting, served
 
 Send = Callable[..., None]
@@ -213,7 +213,7 @@ def test_clocks_of_different_machines_give_relative_delays(monkeypatch: pytest.M
 
 
 def test_nobody_there_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"no receiver answers at 127.0.0.1, port 9 .*: start python -m lossytp.probe"):
+    with pytest.raises(ValueError, match=r"no receiver answers at 127.0.0.1, port 9 .*: start python -m lossyprobe"):
         measure(Plan(packets=1), HOST, 9)
 
 
@@ -346,7 +346,7 @@ def test_an_address_without_a_socket_is_refused_and_the_next_partner_served(monk
             raise ValueError("no socket there")
         return udp_socket(*address)
 
-    monkeypatch.setattr("lossytp.probe.measure.udp_socket", second_fails)
+    monkeypatch.setattr("lossyprobe.measure.udp_socket", second_fails)
     assert "no socket there" in refusal(PLAN.as_dict())
 
 
@@ -381,7 +381,7 @@ def test_what_a_partner_speaks_is_shown_in_short() -> None:
     with served() as receiver:
         with socket.create_connection((HOST, receiver.port)) as connection:
             Control(connection, PATIENCE_S).send({"kind": "hello", "protocol": "\x1b[2J" * 1000})
-            assert b"lossytp.probe 1" in connection.recv(1000)
+            assert b"lossyprobe 1" in connection.recv(1000)
         with greeted(receiver.port, replace(PLAN, packets=1)):
             pass
         receiver.only()

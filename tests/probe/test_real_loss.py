@@ -8,9 +8,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from lossyprobe.measure import Limits, loss_rate, measure, serve
+from lossyprobe.wire import Outcome, Plan
 from lossytp.network.traces import burst_lengths
-from lossytp.probe.measure import Limits, loss_rate, measure, serve
-from lossytp.probe.wire import Outcome, Plan
 from tests.namespaces import Machine, two_machines
 
 ALMOST_SURE = 0.9999  # of an interval that a test may rely on

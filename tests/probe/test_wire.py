@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lossytp.network.routes import Wire
-from lossytp.probe import wire as datagrams
-from lossytp.probe.wire import (
+from lossyprobe import wire as datagrams
+from lossyprobe.wire import (
     HEADER,
     HEADER_DTYPE,
     LENGTH,
@@ -26,6 +25,7 @@ from lossytp.probe.wire import (
     send_to,
     udp_socket,
 )
+from lossytp.network.routes import Wire
 
 
 def test_the_header_is_what_a_wire_counts_for_it() -> None:

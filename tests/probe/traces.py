@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lossytp.network.traces import FlowTrace, ProbeTrace, write_trace
+from lossyprobe.trace_file import FlowTrace, ProbeTrace, write_trace
 
 
 def trace_file(tmp_path, *flows):

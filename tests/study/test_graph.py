@@ -67,7 +67,7 @@ def make_folder(folder, grid):
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         (folder / "notebooks" / notebook.name).symlink_to(notebook)
     (folder / "notebooks" / "experiments" / "01_tolerance.yaml").write_text(grid)
-    for shared in ("Snakefile", "workflow", "lossytp"):
+    for shared in ("Snakefile", "workflow", "lossytp", "lossyprobe"):
         (folder / shared).symlink_to(ROOT / shared)
     shutil.copytree(ROOT / "paper", folder / "paper")  # typst reads nothing outside its root
 

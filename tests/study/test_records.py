@@ -5,18 +5,11 @@ import pandas as pd
 import pytest
 
 from lossytp.study.grid import Cell, Experiment
-from lossytp.study.tables import (
-    complete_seeds,
-    joined,
-    json_rows,
-    loss_rate_of,
-    read_experiment,
-    tidy,
-    unlearned_trainings,
-    with_lossless,
-)
+from lossytp.study.tables import read_experiment, tidy, with_lossless
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record, write_record
+from paper.build import joined
+from paper.comparisons import complete_seeds, json_rows, loss_rate_of, unlearned_trainings
 
 
 def test_a_row_a_record_in_their_order_without_seconds(study):

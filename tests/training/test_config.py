@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lossytp.labs.lab import LabConfig
+from lab import LabConfig
+from lossyprobe.commands import ImportConfig, ReportConfig
 from lossytp.network import Bernoulli, GilbertElliott, Scope
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import Wire
-from lossytp.probe.commands import ImportConfig, ReportConfig
 from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig, run_settings, settings_class
 from lossytp.training.models import MODELS

@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from lossytp.labs.data_parallel import DataParallelConfig
-from lossytp.labs.lab import BackendLabConfig, LabConfig
+from data_parallel import DataParallelConfig
+from lab import BackendLabConfig, LabConfig
 from lossytp.training.command_line import parse
 from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig
 from lossytp.training.loop import run

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
-from lossytp.study.statistics import holm
+from paper.comparisons import holm
 from paper.real_model import ADVISED, BEST, FEW, expected_round_trips
 from paper.real_training import CONTRASTS, contrasts, first_fall, gains_by_rate, outcomes
 

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.tables import drops_and_gains
+from paper.comparisons import drops_and_gains
 from paper.repairs import drops_against, drops_by_arm, replica_divergence
 
 mpl.use("Agg")

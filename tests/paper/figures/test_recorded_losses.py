@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from lossyprobe.fitting import fit_family, goodness
+from lossyprobe.likelihood import FAMILIES
 from lossytp.network import Trace
-from lossytp.probe.fitting import fit_family, goodness
-from lossytp.probe.likelihood import FAMILIES
 from paper.collectives import loss_over_packets, run_lengths
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.style import estimates, loss_rate_axis, save, set_style
+from lossytp.study.style import estimates, save, set_style
+from paper.study import loss_rate_axis
 from paper.tolerance import accuracy_against_loss
 
 mpl.use("Agg")

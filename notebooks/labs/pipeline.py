@@ -1,7 +1,7 @@
 """Pipeline parallelism: each rank holds some of a transformer's blocks, and microbatches flow through the ranks.
 
-torchrun --standalone --nproc_per_node 2 -m lossytp.labs.pipeline
-torchrun --standalone --nproc_per_node 2 -m lossytp.labs.pipeline --pipeline_schedule 1f1b --loss_rate 0.02
+torchrun --standalone --nproc_per_node 2 notebooks/labs/pipeline.py
+torchrun --standalone --nproc_per_node 2 notebooks/labs/pipeline.py --pipeline_schedule 1f1b --loss_rate 0.02
 
 Huang et al., "GPipe", NeurIPS 2019. Each rank is a stage. It receives hidden states from the stage before it, computes
 its blocks, and sends the result on. In backward, gradients travel the other way. A batch is split into microbatches, so
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from lossytp.labs.lab import BackendLabConfig, Model, Size, check_splits, load_digits, place, train
+from lab import BackendLabConfig, Model, Size, check_splits, load_digits, place, train
 from lossytp.parallel.pipeline import Pipeline, PipelineSchedule
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.engine import connected_processes, this_device

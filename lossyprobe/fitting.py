@@ -13,9 +13,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import expit, logit
 
-from lossytp.network.losses import Bernoulli, LossProcess
-from lossytp.network.traces import Trace
-from lossytp.probe.likelihood import (
+from lossyprobe.likelihood import (
     BERNOULLI,
     FAMILIES,
     FARTHEST,
@@ -29,6 +27,8 @@ from lossytp.probe.likelihood import (
     num_lost,
     num_packets,
 )
+from lossytp.network.losses import Bernoulli, LossProcess
+from lossytp.network.traces import Trace
 
 FEWEST_PACKETS = 10  # lost ones, and received ones, that it takes to tell families apart
 

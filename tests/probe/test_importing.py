@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.network import Trace, importing
-from lossytp.network.importing import import_trace
+from lossyprobe import importing
+from lossyprobe.importing import import_trace
+from lossytp.network import Trace, traces
 
 
 def written(tmp_path, name, content):
@@ -163,7 +164,8 @@ def test_the_meaning_of_ones_may_be_given(tmp_path, content):
 )
 def test_more_than_the_limit_is_refused(tmp_path, monkeypatch, name, content, words):
     for limit, value in (("PACKETS", 1000), ("CELLS", 1000), ("BYTES", 3000), ("FLOWS", 5)):
-        monkeypatch.setattr(importing, f"MOST_{limit}", value)
+        for module in (importing, traces):
+            monkeypatch.setattr(module, f"MOST_{limit}", value, raising=False)
     for packed in (content, gzip.compress(content, mtime=0)):
         with pytest.raises(ValueError, match=words):
             import_trace(written(tmp_path, name, packed))

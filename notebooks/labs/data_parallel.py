@@ -1,7 +1,7 @@
 """Data parallelism: every rank computes a share of each batch, with a copy of the model or with fetched weights.
 
-torchrun --standalone --nproc_per_node 2 -m lossytp.labs.data_parallel
-torchrun --standalone --nproc_per_node 2 -m lossytp.labs.data_parallel --data_parallel_type fsdp --loss_rate 0.1
+torchrun --standalone --nproc_per_node 2 notebooks/labs/data_parallel.py
+torchrun --standalone --nproc_per_node 2 notebooks/labs/data_parallel.py --data_parallel_type fsdp --loss_rate 0.1
 
 "ddp" keeps a copy of all weights on every rank, and averages the gradients with an all-reduce. The copies stay equal
 as long as all ranks receive the same average (Li et al., "PyTorch Distributed", VLDB 2020).
@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from lossytp.labs.lab import BackendLabConfig, Model, check_splits, load_digits, perceptron, place, train
+from lab import BackendLabConfig, Model, check_splits, load_digits, perceptron, place, train
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.engine import connected_processes, this_device
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from lossyprobe.trace_file import FlowTrace, ProbeTrace
 from lossytp.network.checks import check_at_least, check_at_most, check_bool, check_is, check_positive, printable, shown
-from lossytp.network.traces import FlowTrace, ProbeTrace
 
 # Send datagrams over UDP, from sockets that lose none themselves if the system allows buffers large enough.
 #
@@ -456,7 +456,7 @@ class Receiver(threading.Thread):
         self.bytes += len(places) * self._datagram_bytes
 
 
-PROTOCOL = "lossytp.probe 1"
+PROTOCOL = "lossyprobe 1"
 PORT = 29470
 BEAT_S = 0.5
 """Seconds between the sender's requests for a report of which packets have arrived."""

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from lossytp.network.checks import printable, shown
-from lossytp.network.traces import DOUBT, FlowTrace, ProbeTrace, burst_lengths
-from lossytp.probe.wire import (
+from lossyprobe.trace_file import FlowTrace, ProbeTrace
+from lossyprobe.wire import (
     BEAT_S,
     HEADER,
     LATE_S,
@@ -41,6 +40,8 @@ from lossytp.probe.wire import (
     send_to,
     udp_socket,
 )
+from lossytp.network.checks import printable, shown
+from lossytp.network.traces import DOUBT, burst_lengths
 
 # Send numbered datagrams at a steady rate.
 
@@ -148,7 +149,7 @@ def measure(
         connection = socket.create_connection((address, port), patience_s)
     except OSError as error:
         raise ValueError(
-            f"no receiver answers at {host}, port {port} ({error}): start python -m lossytp.probe receive there"
+            f"no receiver answers at {host}, port {port} ({error}): start python -m lossyprobe receive there"
         ) from error
     with connection:
         try:

@@ -1,7 +1,7 @@
 """Tensor parallelism with PyTorch's own API: a plan says how each layer is split, and DTensor does the rest.
 
-torchrun --standalone --nproc_per_node 2 -m lossytp.labs.tensor_parallel_native
-torchrun --standalone --nproc_per_node 2 -m lossytp.labs.tensor_parallel_native --loss_rate 0.1
+torchrun --standalone --nproc_per_node 2 notebooks/labs/tensor_parallel_native.py
+torchrun --standalone --nproc_per_node 2 notebooks/labs/tensor_parallel_native.py --loss_rate 0.1
 
 The layers and the sums between the ranks are those of `tensor_parallel_manual`, which writes the sums out. Here
 `ColwiseParallel` and `RowwiseParallel` insert them. PyTorch sends its messages over the backend `lossy`, so they lose
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lossytp.labs.lab import BackendLabConfig, Model, check_splits, load_digits, perceptron, place, train
+from lab import BackendLabConfig, Model, check_splits, load_digits, perceptron, place, train
 from lossytp.parallel.group import check_reaches
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.engine import connected_processes, this_device

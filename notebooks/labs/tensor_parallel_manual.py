@@ -1,7 +1,7 @@
 """Tensor parallelism written out: a column-parallel and a row-parallel layer, and the sums between the ranks.
 
-python -m lossytp.labs.tensor_parallel_manual --loss_rate 0.1                       # two virtual ranks
-torchrun --standalone --nproc_per_node 2 -m lossytp.labs.tensor_parallel_manual     # a rank in each process
+python notebooks/labs/tensor_parallel_manual.py --loss_rate 0.1                       # two virtual ranks
+torchrun --standalone --nproc_per_node 2 notebooks/labs/tensor_parallel_manual.py     # a rank in each process
 
 Shoeybi et al., "Megatron-LM", 2019, section 3. Rank r of R holds a slice of every weight. In a pair of layers
 
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lossytp.labs.lab import LabConfig, Model, check_splits, load_digits, perceptron, place, train
+from lab import LabConfig, Model, check_splits, load_digits, perceptron, place, train
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import check_layers, check_reaches

@@ -14,10 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 from tqdm import tqdm
 
-from lossytp.network.checks import printable
-from lossytp.network.importing import import_trace
-from lossytp.network.traces import ProbeTrace, Trace, read_trace, write_trace
-from lossytp.probe.fitting import (
+from lossyprobe.fitting import (
     Fit,
     Goodness,
     Interval,
@@ -28,9 +25,13 @@ from lossytp.probe.fitting import (
     intervals,
     num_simulations,
 )
-from lossytp.probe.likelihood import Family
-from lossytp.probe.measure import Limits, caveats, loss_rate, measure, serve, summary_lines
-from lossytp.probe.wire import PATIENCE_S, PORT, Plan
+from lossyprobe.importing import import_trace
+from lossyprobe.likelihood import Family
+from lossyprobe.measure import Limits, caveats, loss_rate, measure, serve, summary_lines
+from lossyprobe.trace_file import ProbeTrace, read_trace, write_trace
+from lossyprobe.wire import PATIENCE_S, PORT, Plan
+from lossytp.network.checks import printable
+from lossytp.network.traces import Trace
 from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.command_line import parse
 from lossytp.training.files import check_writable, saving
@@ -63,10 +64,10 @@ class ReceiveConfig(Settings):
 
 
 def receive(words: list[str]) -> None:
-    """Wait for measurements that other machines start with `python -m lossytp.probe send`.
+    """Wait for measurements that other machines start with `python -m lossyprobe send`.
 
-    python -m lossytp.probe receive                   # accept this machine only
-    python -m lossytp.probe receive --host 10.0.0.2   # accept every machine that reaches this address
+    python -m lossyprobe receive                   # accept this machine only
+    python -m lossyprobe receive --host 10.0.0.2   # accept every machine that reaches this address
 
     Stop it when you have finished measuring. It only answers, and never sends more bytes than it has received.
     """
@@ -137,10 +138,10 @@ class SendConfig(Settings):
 
 
 def send(words: list[str]) -> None:
-    """Send numbered packets to a machine that runs `python -m lossytp.probe receive`, and report which were lost.
+    """Send numbered packets to a machine that runs `python -m lossyprobe receive`, and report which were lost.
 
-    python -m lossytp.probe send                                       # to this machine itself
-    python -m lossytp.probe send 10.0.0.2 --packets 200000 --flows 3 --both_directions
+    python -m lossyprobe send                                       # to this machine itself
+    python -m lossyprobe send 10.0.0.2 --packets 200000 --flows 3 --both_directions
     """
     config: SendConfig = _parsed(send, SendConfig, words, "--host")
     check_writable(config.output_dir)
@@ -192,7 +193,7 @@ class FitConfig(Settings):
 def fit_trace(words: list[str]) -> None:
     """Fit loss processes to a trace, and print the best one in the notations of Linux `tc netem` and `--loss_type`.
 
-    python -m lossytp.probe fit output/probe/trace.parquet
+    python -m lossyprobe fit output/probe/trace.parquet
     """
     config: FitConfig = _parsed(fit_trace, FitConfig, words, "--trace")
     print(*fit_lines(fit_all(flows_of(read(Path(config.trace)))), config.trace), sep="\n")
@@ -205,7 +206,7 @@ def read(path: Path) -> ProbeTrace:
         ValueError: if the file does not exist, is of another kind, or holds no packets.
     """
     if path.is_file() and path.suffix != ".parquet":
-        raise ValueError(f"trace {path} is not a .parquet file: convert it with python -m lossytp.probe import {path}")
+        raise ValueError(f"trace {path} is not a .parquet file: convert it with python -m lossyprobe import {path}")
     trace = read_trace(path)
     flows = {number: flow for number, flow in trace.flows.items() if flow.num_packets}
     if not flows:
@@ -349,15 +350,15 @@ class ReportConfig(Settings):
 def report(words: list[str]) -> None:
     """Report on a measured network: its losses, the process that fits them, and what they cost your model.
 
-    python -m lossytp.probe report output/probe/trace.parquet
-    python -m lossytp.probe report trace.parquet --model_name smollm2-135m --algorithms direct,ring --phases both
+    python -m lossyprobe report output/probe/trace.parquet
+    python -m lossyprobe report trace.parquet --model_name smollm2-135m --algorithms direct,ring --phases both
 
     Your model runs over the replayed trace, without training, as in `python -m lossytp.tolerance`.
     """
     config: ReportConfig = _parsed(report, ReportConfig, words, "--trace")
     check_there(config.model_name)
     if config.results_dir is not None:
-        from lossytp.probe.expected_cost import comparable_runs
+        from lossyprobe.expected_cost import comparable_runs
 
         comparable_runs(Path(config.results_dir))  # refuses a wrong folder before anything is measured
     trace = read(Path(config.trace))
@@ -396,7 +397,7 @@ def study_lines(results_dir: str | None, loss_rate: float, mean_burst_packets: f
         loss_rate: loss rate of every link.
         mean_burst_packets: mean run of consecutive losses.
     """
-    from lossytp.probe.expected_cost import RESULTS, TABLE, comparable_runs, expected_costs, side_by_side
+    from lossyprobe.expected_cost import RESULTS, TABLE, comparable_runs, expected_costs, side_by_side
 
     folder = Path(results_dir) if results_dir is not None else RESULTS
     if results_dir is None and not (folder / TABLE).is_file():
@@ -432,8 +433,8 @@ class ImportConfig(Settings):
 def import_losses(words: list[str]) -> None:
     """Turn losses that another program recorded into a trace.
 
-    python -m lossytp.probe import losses.txt                                  # zeros and ones, 1 for a lost packet
-    python -m lossytp.probe import log.csv --column state --ones arrived --where link=uplink --output uplink.parquet
+    python -m lossyprobe import losses.txt                                  # zeros and ones, 1 for a lost packet
+    python -m lossyprobe import log.csv --column state --ones arrived --where link=uplink --output uplink.parquet
 
     It also reads .npy arrays, .parquet tables, tables with one flow per row (whose packets are a string of zeros and
     ones), and text compressed with gzip.

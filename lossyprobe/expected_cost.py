@@ -16,7 +16,7 @@ import pandas as pd
 from lossytp.study.statistics import ONE_POINT, Estimate, loss_budget, t_interval
 
 TABLE = "experiment_summary.csv"
-RESULTS = Path(__file__).parents[2] / "results" / "paper"
+RESULTS = Path(__file__).parents[1] / "results" / "paper"
 STANDARD = "01_tolerance"  # the experiment whose settings count
 LEFT_OUT = "12_predictions"  # has seeds of its own, too few for intervals
 VARIED = ("loss_type", "loss_rate", "mean_burst_packets", "ge_config", "algorithm", "repair", "reliable_gather", "seed")

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from lossytp.study.tables import compare_arms, drops_and_gains, unlearned_trainings
+from paper.comparisons import compare_arms, drops_and_gains, unlearned_trainings
 
 
 def table(arms, task="t", loss_rate=0.1, max_steps=10):

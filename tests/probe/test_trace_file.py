@@ -8,8 +8,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from lossyprobe.trace_file import FATES, SETTINGS, FlowTrace, ProbeTrace, read_trace, write_trace
 from lossytp.network import Trace
-from lossytp.network.traces import FATES, METADATA, SETTINGS, FlowTrace, ProbeTrace, read_trace, write_trace
+from lossytp.network.traces import METADATA
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def flow(**settings: Any) -> Spoil:
     return about(lambda metadata: metadata["flows"][0].update(settings))
 
 
-FOREIGN, ESCAPE = "lossytp.probe did not write it", "\x1b[2J"
+FOREIGN, ESCAPE = "lossyprobe did not write it", "\x1b[2J"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,7 @@ FOREIGN, ESCAPE = "lossytp.probe did not write it", "\x1b[2J"
         (lambda table: table.replace_schema_metadata({METADATA: "[" * 10**6}), "damaged"),
         (about(lambda metadata: metadata.update(version=2)), "damaged .version = 2"),
         (about(lambda metadata: metadata.update(flows=["0"])), "damaged"),
+        (about(lambda metadata: metadata["flows"].pop()), "its metadata lack a flow"),
         (flow(flow="0"), "damaged"),
         (flow(**{ESCAPE: 1}), "damaged"),
     ],

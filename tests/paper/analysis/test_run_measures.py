@@ -2,13 +2,8 @@
 
 import pandas as pd
 
-from lossytp.study.tables import (
-    copy_spreads,
-    mean_by_arm,
-    speed_and_traffic,
-    stream_distances,
-    traffic_costs,
-)
+from paper.comparisons import mean_by_arm, speed_and_traffic, traffic_costs
+from paper.robustness import copy_spreads, stream_distances
 
 
 def run(*, extra=0, lost=0, points=()):

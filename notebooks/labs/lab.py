@@ -1,5 +1,12 @@
 """Define what all labs share: flags, digits, the multilayer perceptron, the training loop.
 
+Each lab is a program of a page, to read from top to bottom and to run:
+
+    python notebooks/labs/tensor_parallel_manual.py                                        # or under torchrun
+    torchrun --standalone --nproc_per_node 2 notebooks/labs/tensor_parallel_native.py
+    torchrun --standalone --nproc_per_node 2 notebooks/labs/data_parallel.py --data_parallel_type fsdp
+    torchrun --standalone --nproc_per_node 2 notebooks/labs/pipeline.py
+
 Shapes: N images, B of them in a batch, I pixels, C classes.
 """
 
@@ -79,7 +86,7 @@ class LabConfig(NetworkSettings):
 class BackendLabConfig(LabConfig, BackendNetwork):
     """A lab in which PyTorch sends the messages over the backend `lossy`."""
 
-    elsewhere: ClassVar[str] = ", or run lossytp.labs.tensor_parallel_manual"
+    elsewhere: ClassVar[str] = ", or run tensor_parallel_manual.py"
 
 
 def place(config: LabConfig, needs_processes: str | None = None) -> Layout:
@@ -96,7 +103,7 @@ def place(config: LabConfig, needs_processes: str | None = None) -> Layout:
     if needs_processes and not started:
         raise ValueError(
             f"{needs_processes} needs a process for each rank: start it with torchrun --standalone --nproc_per_node 2 "
-            f"-m lossytp.labs.{needs_processes}"
+            f"notebooks/labs/{needs_processes}.py"
         )
     ranks = config.tensor_parallel_size or (world if started else VIRTUAL_RANKS)
     if needs_processes and ranks != world:

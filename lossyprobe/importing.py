@@ -15,20 +15,18 @@ arrivals only. Tabs, commas or semicolons separate the fields of a table, or it 
 
 import re
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
 import pyarrow
 import pyarrow.csv
 
-from lossytp.network.bounded_files import PARQUET, check_file, content_of, parquet_in
+from lossyprobe.trace_file import FlowTrace, ProbeTrace
+from lossytp.network.bounded_files import PARQUET, content_of, parquet_in
 from lossytp.network.checks import check_at_most, check_known, printable, shown
-from lossytp.network.traces import MOST_PACKETS, FlowTrace, ProbeTrace
+from lossytp.network.traces import BYTE_ORDER_MARK, MOST_BYTES, MOST_FLOWS, MOST_PACKETS, bits_of, lists_in
 
-MOST_BYTES, MOST_CELLS, MOST_COLUMNS, MOST_FLOWS = 2**29, 5 * 10**7, 10_000, 10**5
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # spreadsheets begin with it
+MOST_CELLS, MOST_COLUMNS = 5 * 10**7, 10_000
 LOST = r"(?i)(is[ _])?(lost|loss|dropped)"  # names of columns that are taken for the losses first
 ARRIVED = r"(?i)(is[ _])?(received|arrived|delivered|success(ful)?|ok|acked)"
 SEQUENCE = r"(?i)((icmp|packet|pkt)?[ _-]?seq(uence)?|packet|pkt)[ _-]?(no|num|number|id)?"
@@ -61,36 +59,6 @@ def import_trace(
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).removeprefix(f'{path} ')}") from error
     return ProbeTrace(flows=dict(enumerate(flows)), source=f"imported from {path.name}{read}")
-
-
-def lists_in(path: Path) -> list[np.ndarray]:
-    """Return the flows in an array, or in text of only zeros and ones: bool, (packets,). Other text has none."""
-    flows: Any
-    if path.suffix == ".npy":
-        check_file(path)
-        try:
-            array: Any = np.load(path, mmap_mode="r")  # which believes no header that exceeds the file
-            numbers = isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.ndim in (1, 2)
-            if not numbers or array.size > MOST_PACKETS or not np.isin(array, (0, 1)).all():
-                raise ValueError(f"it holds {shown(array)}")
-        except (ValueError, EOFError, BadZipFile) as error:  # the latter two of an empty .npy and of half an .npz
-            fix = f"give what numpy.save wrote, of one or two axes and at most {MOST_PACKETS} packets"
-            raise ValueError(f"{path} is not an array of zeros and ones ({error}): {fix}") from error
-        flows = np.atleast_2d(array[:, 0] if array.shape[1:] == (1,) else array).astype(np.bool_)
-    else:
-        content = content_of(path, MOST_BYTES).removeprefix(BYTE_ORDER_MARK)
-        if content.translate(None, b"01, \t\r\n"):
-            return []
-        check_at_most(f"the number of packets in {path}", content.count(b"0") + content.count(b"1"), MOST_PACKETS)
-        text = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").strip()
-        parts = re.split(rb"\n\s*\n", text, maxsplit=MOST_FLOWS)
-        flows = [_ones(part.translate(None, b", \t\n")) for part in parts]
-    check_at_most(f"the number of flows in {path}", len(flows), MOST_FLOWS)
-    return [flow for flow in flows if len(flow)]
-
-
-def _ones(text: bytes) -> np.ndarray:
-    return np.frombuffer(text, np.uint8) == ord("1")
 
 
 def _table(path: Path) -> pd.DataFrame:
@@ -162,7 +130,7 @@ def _flows_in(
         number = others[sequence].str.removesuffix(".0").astype("int64[pyarrow]").to_numpy(np.int64)
     order, flows, missing = np.lexsort((number, group)), [], 0
     for flow in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        lost, at = _ones("".join(bits[flow]).encode()) != arrived, number[flow] - number[flow[0]]
+        lost, at = bits_of("".join(bits[flow]).encode()) != arrived, number[flow] - number[flow[0]]
         if sequence:
             for again in flow[1:][np.diff(at) == 0]:
                 raise ValueError(

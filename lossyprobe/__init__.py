@@ -1,0 +1,1 @@
+"""Measure the packet losses of a real network: `python -m lossyprobe`."""

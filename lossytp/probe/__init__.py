@@ -1,1 +1,0 @@
-"""Measure the packet losses of a real network: `python -m lossytp.probe`."""
