@@ -13,7 +13,7 @@ the run without losses. A run fails if it is 0.7 above.
   exact gradient costs 0.3 and does not fail, and neither does a backward pass that sums gradients where the forward
   pass summed outputs (0.4), which costs no more messages.
 - Normalisation (30 %): if the cause is 1/norm in its Jacobian, an epsilon of 0.1 or a detached scale cures it (0.5).
-- Drift: the mean of the streams after every block cures it (0.3) under either account; before the head alone it does not.
+- Drift: their mean after every block cures it (0.3) under either account; before the head alone, it does not.
 - Order: losses before the norm and after it, with equal streams, cost the same (0.3), and do not fail.
 - Position and repairs: none of them cures it, but protect(0.1) + retransmit(1) nearly does (0.3).
 """
