@@ -218,7 +218,8 @@ class Measurement:
 
         settings = self.config.network(setup)
         network = settings.build()
-        model = parallelize(self.dense, network, tensor_parallel_size=self.ranks, comm=settings.comm())
+        how: dict[str, Any] = {"tensor_parallel_size": self.ranks, "comm": settings.comm(), "share_memory": True}
+        model = parallelize(self.dense, network, **how)
         draws: list[dict[Metric, Score]] = []
         for number in range(self.config.draws if setup.loss_rate else 1):
             with network.evaluation(number):

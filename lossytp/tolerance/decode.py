@@ -112,7 +112,8 @@ class Decoder:
     def _row(self, setup: Setup, prefill: str, drawn: Callable[[], object]) -> Decoded:
         settings = self.config.network(setup)
         network = settings.build()
-        model: Any = parallelize(self.dense, network, tensor_parallel_size=self.ranks, comm=settings.comm()).eval()
+        how: dict[str, Any] = {"tensor_parallel_size": self.ranks, "comm": settings.comm(), "share_memory": True}
+        model: Any = parallelize(self.dense, network, **how).eval()
         same_SN: list[list[int]] = []
         degenerate_SN: list[list[bool]] = []
         rise_SN: list[np.ndarray] = []
