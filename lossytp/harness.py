@@ -40,7 +40,7 @@ from lossytp.training.files import first_line, write_atomically
 from lossytp.training.models import check_there
 from lossytp.training.progress import waiting
 from lossytp.training.record import commit, environment, trace_sha256
-from lossytp.training.rows import hub_or_its_cache, sample_indices
+from lossytp.training.rows import DATA_VARIABLE, hub_or_its_cache, sample_indices
 
 OWN, YAML = Path(__file__).parent / "harness_tasks", ".yaml"
 RECORD = "harness.json"
@@ -109,8 +109,10 @@ def load_tasks(names: list[str], num_fewshot: int | None) -> dict[str, Any]:
                 found = manager.load([name])["tasks"]
         except Exception as error:  # a YAML file, and the code and the data that it names, can raise anything
             why = first_line(error).removeprefix("ValueError: ")
+            if DATA_VARIABLE in why:  # an error of this project, which names the fix
+                raise ValueError(f"tasks = {name!r} cannot be read: {why}") from error
             raise ValueError(
-                f"tasks = {name!r} cannot be read ({why}): set LOSSYTP_DATA, go online once, or mend it"
+                f"tasks = {name!r} cannot be read ({why}): set {DATA_VARIABLE}, go online once, or mend it"
             ) from error
         if twice := tasks.keys() & found.keys():
             raise ValueError(f"tasks = {name!r} gives {min(twice)!r} a second time: give it once, or rename it")
@@ -218,7 +220,8 @@ class Measurement:
 
         settings = self.config.network(setup)
         network = settings.build()
-        model = parallelize(self.dense, network, tensor_parallel_size=self.ranks, comm=settings.comm())
+        how: dict[str, Any] = {"tensor_parallel_size": self.ranks, "comm": settings.comm(), "share_memory": True}
+        model = parallelize(self.dense, network, **how)
         draws: list[dict[Metric, Score]] = []
         for number in range(self.config.draws if setup.loss_rate else 1):
             with network.evaluation(number):

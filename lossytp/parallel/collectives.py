@@ -101,7 +101,7 @@ class Sum(NamedTuple):
     missing: Missing
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LossyCollective:
     """Exchange messages between the ranks of `group` over `network`.
 
@@ -114,7 +114,7 @@ class LossyCollective:
     network: LossyNetwork
     group: RankGroup
     comm: CommConfig = field(default_factory=CommConfig)
-    memories: dict = field(default_factory=dict, repr=False, compare=False)
+    memories: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         check_is("network", self.network, LossyNetwork, "one, such as LossyNetwork(Bernoulli(loss_rate=0.01))")
@@ -183,11 +183,11 @@ class LossyCollective:
     def exact(self) -> Iterator[None]:
         """Round nothing for sending within the block."""
         rounding = self.comm
-        object.__setattr__(self, "comm", replace(rounding, wire_dtype=None))
+        self.comm = replace(rounding, wire_dtype=None)
         try:
             yield
         finally:
-            object.__setattr__(self, "comm", rounding)
+            self.comm = rounding
 
     def adjoint_(self, gradients: Tensor, hops: Hops, missing: Missing) -> None:
         """Turn the gradient of a sum, repeated (L, ...), into those of its contributions, in place, the last hop first.

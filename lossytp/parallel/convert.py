@@ -279,6 +279,7 @@ def parallelize(
     tensor_parallel_size: int,
     group: RankGroup | None = None,
     own_copies: bool = False,
+    share_memory: bool = False,
     comm: CommConfig | None = None,
     plan: Plan | None = None,
     **settings: Any,
@@ -300,6 +301,9 @@ def parallelize(
             process.
         own_copies: whether each rank has its own copies of replicated parameters, which may drift apart. This needs
             `reliable_gather=False`. Otherwise the ranks of a process share them.
+        share_memory: whether the model and its copy share the memory of their weights, but for experts and for copies
+            of key-value heads, so that both together are hardly larger than one. Neither may be trained then. This
+            needs virtual ranks.
         comm: how the ranks exchange messages. If left out, `settings` make it.
         plan: which layers to shard, and how, as in `lossytp.parallel.plans`. If left out, the model's own plan.
         settings: settings of `CommConfig.named`: algorithm, repair, reliable_gather and others.
@@ -319,6 +323,11 @@ def parallelize(
             f"tensor_parallel_size = {tensor_parallel_size}, but the group has {group.size} ranks: leave one out"
         )
     check_bool("own_copies", own_copies)
+    check_bool("share_memory", share_memory)
+    if share_memory and group.processes > 1:
+        raise ValueError(
+            f"share_memory = True, but each of {group.processes} processes holds a part of the model: leave it out"
+        )
     if comm is None:
         comm = CommConfig.named(**settings)
     elif settings:
@@ -348,7 +357,7 @@ def parallelize(
         return {"collective": collective, "layer": split.layer, "module": split.module}
 
     def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return ColumnParallelLinear(
+        layer = ColumnParallelLinear(
             *weight.shape,
             dense=(weight, bias),
             widths=split.widths,
@@ -356,17 +365,21 @@ def parallelize(
             gather_output=split.whole,
             **place(split),
         )
+        return _in_shared_memory(layer, split) if share_memory else layer
 
     def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return RowParallelLinear(
+        layer = RowParallelLinear(
             *weight.shape, dense=(weight, bias), own_bias=own_copies, split_input=split.whole, **place(split)
         )
+        return _in_shared_memory(layer, split) if share_memory else layer
 
     ranks_here = len(group.local) if own_streams else 1  # attention sees them one after the other
     kept: dict[int, Any] = {
         id(module): SummedGradients(_drawn_copy(module), group) for module in summed if group.processes > 1
     }
     kept |= {id(split.experts): TensorParallelExperts(split, collective) for split in mixtures}
+    if share_memory:
+        kept |= {id(parameter): parameter for parameter in model.parameters() if not parameter.is_meta}
     parallel: Any = with_layers(model, splits, column, row, shards=group.processes * ranks_here, replacements=kept)
     for block in blocks_of(parallel):
         block.__class__ = mixed(type(block), TensorParallelBlock)
@@ -376,6 +389,16 @@ def parallelize(
         give_own_streams_(parallel, group, own_copies=own_copies)
     parallel.__class__ = mixed(type(parallel), SavesDense, *([OwnStreams] if own_streams else []))
     return parallel
+
+
+def _in_shared_memory(layer: Any, split: LayerSplit) -> nn.Module:
+    """Return a layer of virtual ranks, after its dense layers' weights became views of its own, if they can."""
+    weight, _ = layer.dense()
+    pieces = weight.split([weight_and_bias(linear)[0].shape[1] for linear in split.linears], 1)
+    for linear, piece in zip(split.linears, pieces, strict=True):
+        if not getattr(layer, "has_copies", False) and not linear.weight.is_meta:
+            linear.weight.data = piece if isinstance(linear, Conv1D) else piece.t()
+    return layer
 
 
 def _drawn_copy(module: nn.Module) -> nn.Module:

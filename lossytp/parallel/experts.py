@@ -21,7 +21,7 @@ from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.layers import outside_graphs
 from lossytp.parallel.mappings import f_of_layers, g_of_layers
-from lossytp.parallel.plans import EXPERTS, Plan, named_by, regex, values_of
+from lossytp.parallel.plans import EXPERTS, Plan, named_by, style_of, values_of
 
 STYLES = {"colwise": (1, 1), "packed_colwise": (1, 2), "rowwise": (2, 1)}
 """The axis of a packed weight that the ranks split, and the number of projections side by side on it."""
@@ -49,7 +49,7 @@ def experts_of(model: PreTrainedModel, plan: Plan, size: int) -> list[ExpertsSpl
             continue
         pieces = {}
         for weight, values in experts.named_parameters():
-            given = next((each for pattern, each in plan.items() if regex(pattern).fullmatch(f"{name}.{weight}")), None)
+            given = style_of(plan, f"{name}.{weight}")
             if given not in STYLES:
                 raise ValueError(
                     f"the plan's style {given!r} of {name}.{weight} is not supported: give a plan where the experts' "

@@ -141,9 +141,10 @@ def check_divides(tensor_parallel_size: int, *, heads: int = 0, inner: int = 0, 
     counts = {name: count for name, count in counts.items() if count}
     fits = sizes_that_divide(heads=heads, inner=inner, key_value_heads=key_value_heads)
     if heads + inner and tensor_parallel_size not in fits:
+        several = fits[1:] or fits  # one rank alone sends nothing
         raise ValueError(
             f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's {' and its '.join(counts)}: "
-            f"choose one of {', '.join(map(str, fits))}"
+            f"choose one of {', '.join(map(str, several))}"
         )
 
 

@@ -8,7 +8,9 @@ a product that is not summed over ranks is one dense matrix product. All other p
 so are those of a row-parallel layer's backward with the exact adjoint.
 
 Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that one
-layer holds side by side (3 for q, k, v), K inputs of one rank, O outputs of all projections in this process.
+layer holds side by side (3 for q, k, v), F outputs of one projection on one rank (`widths` lists them), K inputs of one
+rank, O outputs of all projections in this process. If ranks share a stream, outputs are in the dense order: by
+projection, then by rank.
 """
 
 import functools
@@ -50,14 +52,6 @@ from lossytp.parallel.mappings import (
 # If ranks have their own streams, a process's training loss is the mean over its L ranks. This mean is right for the
 # parameters that they share. A rank's own shard needs the gradient of its own training loss, which is L times as large.
 # So between g and f, gradients in backward are L times as large.
-#
-# Shapes: - T is the product of all leading axes, and D the model width. - There are R ranks, L of them in this process.
-# - A layer holds P projections side by side (3 for q, k, v). Each rank computes F outputs of each projection; `widths`
-# lists the F of all projections. A rank has K inputs. - O counts the outputs of all projections. If ranks share a
-# stream, outputs are in the dense order: by projection, then by rank.
-
-
-Map = Callable[[Tensor], Tensor]
 
 
 class SharedColumn(Function):

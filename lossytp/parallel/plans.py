@@ -214,7 +214,7 @@ def plan_of(model: PreTrainedModel, given: Plan | None = None) -> Plan:
     for pattern, style in given.items():
         check_is("plan's pattern", pattern, str, f"one, such as in {EXAMPLE}")
         check_is(f"plan[{pattern!r}]", style, str, "the name of a style, such as 'colwise'")
-        if "*" in pattern and not any(map(regex(pattern).fullmatch, weights)):
+        if "*" in pattern and not any(map(_regex(pattern).fullmatch, weights)):
             named_by({pattern: style}, model)
     return given
 
@@ -312,7 +312,12 @@ def blocks_of(model: Any) -> list[Any]:
     return max(lists, key=len)
 
 
-def regex(pattern: str) -> re.Pattern:
+def style_of(plan: Plan, name: str) -> str | None:
+    """Return the style that a plan gives a module or a weight; None if it has none for it."""
+    return next((style for pattern, style in plan.items() if _regex(pattern).fullmatch(name)), None)
+
+
+def _regex(pattern: str) -> re.Pattern:
     """Return the regular expression of a plan's pattern, whose first group is the number of the block."""
     return re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+"))
 
@@ -320,7 +325,7 @@ def regex(pattern: str) -> re.Pattern:
 def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, Any]]:
     """Return the name, block number, style and module of every module that the plan names, in the model's order."""
     patterns = {
-        regex(pattern): style for pattern, style in plan.items() if "*" in pattern
+        _regex(pattern): style for pattern, style in plan.items() if "*" in pattern
     }  # modules outside the blocks stay replicated
     found: Any = [
         (name, int(match[1]), style, module)

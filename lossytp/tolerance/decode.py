@@ -112,7 +112,8 @@ class Decoder:
     def _row(self, setup: Setup, prefill: str, drawn: Callable[[], object]) -> Decoded:
         settings = self.config.network(setup)
         network = settings.build()
-        model: Any = parallelize(self.dense, network, tensor_parallel_size=self.ranks, comm=settings.comm()).eval()
+        how: dict[str, Any] = {"tensor_parallel_size": self.ranks, "comm": settings.comm(), "share_memory": True}
+        model: Any = parallelize(self.dense, network, **how).eval()
         same_SN: list[list[int]] = []
         degenerate_SN: list[list[bool]] = []
         rise_SN: list[np.ndarray] = []
@@ -162,18 +163,20 @@ class Decoder:
 
     def message_of_a_token(self) -> str:
         """Return in words how many packets a token is, by width, dtype and ranks."""
-        setup = self.config.setups()[0]
+        setup = max(self.config.setups(), key=lambda each: each.phase == "both")  # the first, if none loses both ways
         settings = self.config.network(setup)
         comm, width = settings.comm(), self.dense.config.hidden_size
         size, block = comm.block(2 if self.config.bf16 else 4)
         capacity = settings.build().wire.elements_per_packet(size, block)
-        hops = comm.algorithm.reduce(width, tuple(range(self.ranks)), 1)
-        packets = sum(hop.num_packets(capacity) for hop in hops)
+        ways = [each(width, tuple(range(self.ranks)), 1) for each in (comm.algorithm.reduce, comm.algorithm.gather)]
+        links, packets = map(len, ways), [sum(hop.num_packets(capacity) for hop in hops) for hops in ways]
+        there, back = (f"{hops} links, in {number} packets" for hops, number in zip(links, packets, strict=True))
+        reliable = "" if setup.phase == "both" else ", which are neither lost nor counted"
         messages = 2 * len(blocks_of(self.dense))
         unit = f"{size} bytes" if block == 1 else f"{size / block:.3g} bytes"
         return (
-            f"A token's message has {width} elements of {unit}. {setup.algorithm} sends it to the sum over {len(hops)} "
-            f"links, in {packets} packets of at most {capacity} elements. A token has {messages} messages."
+            f"A token's message has {width} elements of {unit}. {setup.algorithm} sends it to the sum over {there} of "
+            f"at most {capacity} elements, and the sum back over {back}{reliable}. A token has {messages} messages."
         )
 
     def _write(self, rows: list[dict]) -> None:

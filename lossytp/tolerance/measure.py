@@ -131,12 +131,13 @@ class Measurement:
     def _row(self, setup: Setup, drawn: Callable[[Setup, int], None]) -> Row:
         config = self.config
         settings = config.network(setup)
-        network = settings.build()
-        model: Any = parallelize(self.dense, network, tensor_parallel_size=self.ranks, comm=settings.comm())
+        network, lossless_N = settings.build(), self.lossless_N
+        how: dict[str, Any] = {"tensor_parallel_size": self.ranks, "comm": settings.comm(), "share_memory": True}
+        model: Any = parallelize(self.dense, network, **how)
         rises_SN: list[np.ndarray] = []
         while len(rises_SN) < config.max_draws:
             with network.evaluation(len(rises_SN)):
-                rises_SN.append(self._score(model) - self.lossless_N)
+                rises_SN.append(self._score(model) - lossless_N)
             drawn(setup, len(rises_SN))
             rise = t_interval(np.mean(rises_SN, axis=1))
             half = rise.high - rise.value

@@ -304,9 +304,10 @@ def _pretrained(name: str, kind: Any) -> Any:
         raise ValueError(
             f"model_name = {name!r}: {where} lacks {len(missing)} of its weights, such as {missing[0]}: {fix}"
         )
-    broken = [key for key, weight in model.named_parameters() if not weight.isfinite().all()]
-    if broken:
-        raise ValueError(f"model_name = {name!r}: {where} holds NaN or infinity in {broken[0]}: give finite weights")
+    for key, weight in model.named_parameters():
+        weight.data = weight.data.clone()  # else the file's whole memory stays as long as one weight of it does
+        if weight.numel() and not torch.stack(weight.aminmax()).isfinite().all():
+            raise ValueError(f"model_name = {name!r}: {where} holds NaN or infinity in {key}: give finite weights")
     return model
 
 

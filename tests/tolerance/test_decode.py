@@ -62,7 +62,10 @@ def test_packets_follow_from_width_dtype_and_ranks(tmp_path: Path) -> None:
     decoder = Decoder(config(tmp_path, loss_rates="0.001"))
     assert "128 elements of 4 bytes" in (words := decoder.message_of_a_token())
     assert "12 links, in 12 packets of at most 364 elements" in words
+    assert "and the sum back over 12 links, in 12 packets, which are neither lost nor counted. A token" in words
     assert words.endswith("A token has 8 messages.")
+    both = Decoder(config(tmp_path, loss_rates="0.001", phases="reduce,both")).message_of_a_token()
+    assert "and the sum back over 12 links, in 12 packets. A token" in both
     lossy, prefix, reliable = decoder.rows({}, lambda: None)
     elements, new = 128 * 3 * 8, 5  # a message sends 3/4 of 4 contributions; the last token is not sent
     of_prompt = {8: 8 * 12 * -(-8 * 32 // 364), 6: 8 * 12 * -(-6 * 32 // 364), 0: 0}
