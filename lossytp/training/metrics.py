@@ -1,13 +1,14 @@
-"""Compute metrics with classes of `evaluate.Metric`, because `evaluate.load` would ask a server.
+"""Metrics as classes of `evaluate.Metric`, because `evaluate.load` would ask a server.
 
 Each class returns its metrics, and the first of them as "score" too. Predictions that are not finite count as wrong.
 """
 
 import re
 import string
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import datasets
@@ -18,12 +19,11 @@ from scipy.special import logsumexp
 from lossytp.training.rows import cache_folder
 
 
-class TaskMetric(evaluate.Metric, ABC):
+class TaskMetric(evaluate.Metric):
     """The base of all tasks' metrics. `metrics` names the metrics to compute, the headline first."""
 
     predictions: Any = datasets.Sequence(datasets.Value("float32"))
     references: Any = datasets.Value("int64")
-    inputs = "predictions: logits, references: labels"
 
     def __init__(self, metrics: Sequence[str], **options: Any) -> None:
         self.metrics = tuple(metrics)
@@ -34,7 +34,7 @@ class TaskMetric(evaluate.Metric, ABC):
         return evaluate.MetricInfo(
             description=str(self.__doc__),
             citation="",
-            inputs_description=self.inputs,
+            inputs_description="",
             features=datasets.Features({"predictions": self.predictions, "references": self.references}),
         )
 
@@ -42,16 +42,15 @@ class TaskMetric(evaluate.Metric, ABC):
         scores = self.scores(predictions, references)
         return {**scores, "score": scores[self.metrics[0]]}
 
-    @abstractmethod
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
         """Return the metrics by name."""
+        raise NotImplementedError
 
 
 class ClassificationMetric(TaskMetric):
     """Accuracy and cross-entropy (nats) of logits (examples, classes) against labels (examples,).
 
-    Matthews' correlation and the F1 of class 1 are computed if `metrics` names them. Logits that are not finite make
-    the cross-entropy null.
+    Logits that are not finite make the cross-entropy null.
     """
 
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
@@ -60,14 +59,11 @@ class ClassificationMetric(TaskMetric):
         finite = np.asarray(np.isfinite(logits).all(axis=1))
         chosen = np.where(finite, logits.argmax(axis=1), (labels + 1) % logits.shape[1])  # the next class is wrong
         scores = {"accuracy": float((chosen == labels).mean()), "cross_entropy": _cross_entropy(logits, labels, finite)}
-        if "matthews_correlation" in self.metrics:
-            from sklearn.metrics import matthews_corrcoef  # takes a second to import, and most tasks do not need it
+        if {"matthews_correlation", "f1"}.intersection(self.metrics):
+            from sklearn.metrics import f1_score, matthews_corrcoef  # take a second to import
 
-            scores["matthews_correlation"] = float(matthews_corrcoef(labels, chosen))
-        if "f1" in self.metrics:
-            from sklearn.metrics import f1_score
-
-            scores["f1"] = float(f1_score(labels, chosen, zero_division=0))
+            others = {"matthews_correlation": matthews_corrcoef, "f1": partial(f1_score, zero_division=0)}
+            scores |= {name: float(others[name](labels, chosen)) for name in self.metrics if name in others}
         return scores
 
 
@@ -111,7 +107,6 @@ class GenerationMetric(TaskMetric):
 
     predictions = datasets.Value("string")
     references = datasets.Sequence(datasets.Value("string"))
-    inputs = "predictions: strings, references: lists of accepted strings"
 
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
         pairs = list(zip(predictions, references, strict=True))
@@ -147,20 +142,12 @@ def _cross_entropy(logits: np.ndarray, labels: np.ndarray, usable: np.ndarray) -
 
 
 def time_to_accuracy(evaluations: list[dict], target: float | None) -> dict | None:
-    """Find the first of two evaluations in a row with a lossy score of at least `target`.
+    """Return "target", "step" and "seconds" of the first of two evaluations in a row whose lossy score reaches it."""
 
-    Args:
-        evaluations: dicts with "step", "seconds" and "score_lossy".
-        target: the score to reach; None for no target.
+    def reached(evaluation: dict) -> bool:
+        return target is not None and evaluation["score_lossy"] is not None and evaluation["score_lossy"] >= target
 
-    Returns:
-        "target", "step" and "seconds"; None if there is no target, or no two evaluations in a row reach it.
-    """
-    if target is None:
-        return None
-    scores = [evaluation["score_lossy"] for evaluation in evaluations]
-    reached = [score is not None and score >= target for score in scores]
-    for now, following, evaluation in zip(reached, reached[1:], evaluations, strict=False):
-        if now and following:
-            return {"target": target, "step": evaluation["step"], "seconds": evaluation["seconds"]}
+    for now, following in pairwise(evaluations):
+        if reached(now) and reached(following):
+            return {"target": target, "step": now["step"], "seconds": now["seconds"]}
     return None

@@ -15,10 +15,7 @@ from lossytp.parallel.replicas import gathered, local
 from lossytp.training.batches import ANSWER_TOKENS, Dataset, evaluation_batches, load_dataset, training_batches
 from lossytp.training.config import PretrainConfig, RunSettings, TrainConfig
 from lossytp.training.engine import Engine
-from lossytp.training.files import (
-    own_files,
-    write_atomically,
-)
+from lossytp.training.files import own_files, write_atomically
 from lossytp.training.metrics import time_to_accuracy
 from lossytp.training.models import (
     build_language_model,
@@ -52,21 +49,14 @@ from lossytp.training.text import (
 
 if TYPE_CHECKING:
     import evaluate
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
 
 Config = TypeVar("Config", bound=RunSettings)
 
 
 class Objective(ABC, Generic[Config]):
-    """The task of one run, for the training loop. Every process has one, and all read the same data in the same order.
-
-    Args:
-        config: the run's configuration.
-
-    Raises:
-        ValueError: if the data or the tokenizer cannot be used.
-    """
+    """The task of one run, for the training loop. Every process has one; all read the same data in the same order."""
 
     name: ClassVar[str]
     """What progress messages call the run."""
@@ -92,7 +82,7 @@ class Objective(ABC, Generic[Config]):
         """Raise ValueError if the user's files are where the run will write; the first process calls this."""
 
     @abstractmethod
-    def dense_model(self) -> "PreTrainedModel":
+    def dense_model(self) -> PreTrainedModel:
         """Return the model to train, before it is made parallel."""
 
     @abstractmethod
@@ -109,12 +99,7 @@ class Objective(ABC, Generic[Config]):
 
     @abstractmethod
     def scores(self, engine: Engine, *, last: bool) -> list[dict[str, Any]]:
-        """Return the metrics over the current network, a dict for each rank that may differ.
-
-        Args:
-            engine: the model.
-            last: whether the run ends here.
-        """
+        """Return the metrics over the current network, a dict for each rank that may differ. `last` ends the run."""
 
     def better(self, point: dict[str, Any]) -> float:
         """Return a number that grows as evaluations get better."""
@@ -166,7 +151,6 @@ def scores(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
 
     Returns:
         One dict of metrics for each process that has results, or for each rank if ranks have their own streams.
-        Generated text is the first rank's on every process.
     """
     score = _generated if data.task.kind == "generation" else _chosen
     return [each for theirs in gathered(score(engine, data), engine.network) for each in theirs]
@@ -259,7 +243,7 @@ class FineTuning(Objective[TrainConfig]):
         if config.output.save_model:
             check_folders(Path(config.output.output_dir))
 
-    def dense_model(self) -> "PreTrainedModel":
+    def dense_model(self) -> PreTrainedModel:
         config, task = self.config, self.data.task
         check_configuration(
             config.model_name, self.tokenizer, config.network.tensor_parallel_size, config.data.max_length
@@ -385,7 +369,7 @@ class Pretraining(Objective[PretrainConfig]):
         if config.output.save_model:
             own_files(Path(config.output.output_dir), FILES)
 
-    def dense_model(self) -> "PreTrainedModel":
+    def dense_model(self) -> PreTrainedModel:
         dense: Any = deferred(self._build) if self.config.parallelism.deferred_init else self._build()
         length = prompt(self.tokenizer, self.config.data.prompt)["input_ids"].shape[1]
         positions = dense.config.max_position_embeddings
@@ -397,7 +381,7 @@ class Pretraining(Objective[PretrainConfig]):
         self._parameters = dense.num_parameters()
         return dense
 
-    def _build(self) -> "PreTrainedModel":
+    def _build(self) -> PreTrainedModel:
         config = self.config
         return build_language_model(
             config.model_name,
@@ -475,9 +459,6 @@ class Pretraining(Objective[PretrainConfig]):
 
 def _batch(blocks: Tensor) -> dict[str, Tensor]:
     return {"input_ids": blocks, "labels": blocks}
-
-
-# Choose a configuration's objective.
 
 
 OBJECTIVES: dict[type[RunSettings], type[Objective[Any]]] = {TrainConfig: FineTuning, PretrainConfig: Pretraining}
