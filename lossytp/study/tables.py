@@ -43,17 +43,8 @@ def complete_seeds(
     """Keep the runs of those tasks and seeds that have every arm, so that all arms share seeds.
 
     An arm with fewer than `min_seeds` runs of a task is left out, and limits no other arm. Every other arm limits all
-    arms to its seeds. A training is left out if it lacks the lossless arm, or has no other arm.
-
-    Args:
-        experiment: the cells that a complete seed has.
-        table: from `read_experiment`.
-        records: from `read_experiment`.
-        unlearned: from `comparisons.unlearned_trainings`. Its trainings are neither required nor kept.
-        min_seeds: arms with fewer runs of a task are dropped, and tasks with fewer complete seeds.
-
-    Returns:
-        The rows kept, and their records.
+    arms to its seeds. A training is left out if it lacks the lossless arm, or has no other arm, or is `unlearned`, and
+    a task with fewer complete seeds.
     """
     if table.empty:
         return table, []
@@ -91,17 +82,11 @@ def _run(config: RunSettings) -> str:
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:
-    """Tabulate configuration, status, final metrics and the packets of training.
+    """Tabulate configuration, status, final metrics and the packets of training, one row per record.
 
     The table leaves out what differs between repeated runs of a cell, such as seconds, so that tables can be compared.
     It has no column for a task's declaration either, because the task's name stands for it, nor for settings that are
-    newer than all of the records.
-
-    Returns:
-        One row per record, in order, with its `final_accuracies`.
-
-    Raises:
-        ValueError: if two records share configuration and seed, since a copy is not a second sample.
+    newer than all of the records. Two records of one configuration and seed are an error: no copy is a second sample.
     """
     rows = []
     left_out = {"declaration", *newer_settings(records)}
@@ -212,9 +197,6 @@ def compare_arms(
         `mean`, `mean_low`, `mean_high`, `difference`, `low`, `high` (Student's 95 % interval over the pairs), `p`
         (Student's paired test) and `p_holm` (corrected over all rows). The reference has no difference, a single pair
         has no p.
-
-    Raises:
-        ValueError: if the reference is unknown or has several loss rates, or an arm has two runs of a seed.
     """
     check_known("reference", reference, sorted(table["arm"].unique()))
     rows = []
@@ -257,28 +239,16 @@ def paired_p(pairs: np.ndarray) -> float:
 
 
 def unlearned_trainings(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the trainings that do not learn their task even without losses: they show nothing about losses.
+    """Return the trainings, in the columns `TRAINING`, that do not learn their task: they show nothing about losses.
 
     Such a training's mean lossless accuracy is at most `MARGIN` above the most frequent class's share. A training
     without a lossless run may still learn, and is not listed.
-
-    Args:
-        table: from `read_experiment`.
-
-    Returns:
-        One row per training, with the columns `TRAINING`.
     """
     if table.empty:
         return pd.DataFrame(columns=list(TRAINING))
-    learned = _learned_accuracy(table)
-    return learned[learned <= MARGIN].index.to_frame(index=False)
-
-
-def _learned_accuracy(table: pd.DataFrame) -> pd.Series:
-    """Return each training's mean lossless accuracy beyond the most frequent class's share."""
     runs = table[table["arm"] == LOSSLESS]
-    beyond = (runs["accuracy_lossy"] - runs["majority_share"]).rename("learned")
-    return beyond.groupby([runs[name] for name in TRAINING]).mean()
+    learned = (runs["accuracy_lossy"] - runs["majority_share"]).groupby([runs[name] for name in TRAINING]).mean()
+    return learned[learned <= MARGIN].index.to_frame(index=False)
 
 
 def drops_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFrame:
@@ -386,12 +356,8 @@ def mean_by_arm(table: pd.DataFrame, values: list[dict[str, float]]) -> pd.DataF
 def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
     """Tabulate the relative distances between ranks' residual streams, from `lossytp.parallel.own_streams`.
 
-    Args:
-        table: one row per run, with `task`, `arm` and `seed`.
-        records: the records of the same runs. Runs whose ranks share a stream have no rows.
-
-    Returns:
-        Columns task, arm, seed, step, layer (from 1) and distance.
+    `table` has a row for each of the `records`. Runs whose ranks share a stream have no rows in the result, whose
+    columns are task, arm, seed, step, layer (from 1) and distance.
     """
     return pd.DataFrame(
         [
@@ -404,18 +370,11 @@ def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.D
 
 
 def copy_spreads(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
-    """Tabulate the relative spread of replicated parameters, from `lossytp.parallel.replicas.replica_drift`.
+    """Tabulate, as `stream_distances`, the spread of replicated parameters: `lossytp.parallel.replicas.replica_drift`.
 
     The spread is measured before replicas are synchronised. It is the range from the smallest to the largest copy of
     each value. For four Gaussian ranks, that is over twice the distance from the mean, which `stream_distances`
     measures.
-
-    Args:
-        table: one row per run, with `task`, `arm` and `seed`.
-        records: the records of the same runs. Runs whose ranks share a stream have no rows.
-
-    Returns:
-        Columns task, arm, seed, step and spread.
     """
     return pd.DataFrame(
         [
