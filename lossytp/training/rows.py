@@ -171,9 +171,10 @@ def rows_in(file: Path) -> Iterator[dict[str, Any]]:
                         raise ValueError(f"line {table.line_num} has not one cell for each name of a column")
                     yield {name: cell or None for name, cell in row.items()}
                 return
-            first = next(lines, "")
+            filled = filter(str.strip, lines)
+            first = next(filled, "")
             whole = first.lstrip().startswith("[")  # a list, not an object a line
-            for row in json.loads(first + lines.read()) if whole else map(json.loads, chain([first], lines)):
+            for row in json.loads("".join([first, *filled])) if whole else map(json.loads, chain([first], filled)):
                 if not isinstance(row, dict):
                     raise ValueError(f"{str(row)[:80]} is not an object with named columns")
                 yield row
@@ -181,20 +182,23 @@ def rows_in(file: Path) -> Iterator[dict[str, Any]]:
         raise _unreadable([file], error) from error
 
 
+def _table(file: Path) -> Any:
+    import pyarrow.parquet
+
+    if format_of(file) == ".parquet":
+        return pyarrow.parquet.ParquetFile(file).read()
+    rows = list(rows_in(file))
+    return pyarrow.table({name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))})
+
+
 def _read(files: list[Path]) -> "Dataset":
     import datasets
-    import pyarrow.parquet
+    import pyarrow
 
     _quiet()
     try:
-        tables = [
-            pyarrow.parquet.ParquetFile(file).read()
-            if format_of(file) == ".parquet"
-            else pyarrow.Table.from_pylist(list(rows_in(file)))
-            for file in files
-        ]
-        whole = pyarrow.concat_tables(tables, promote_options="permissive")
-    except (pyarrow.ArrowException, OSError, OverflowError) as error:
+        whole = pyarrow.concat_tables(map(_table, files), promote_options="permissive")
+    except (pyarrow.ArrowException, OSError, OverflowError, UnicodeError) as error:
         raise _unreadable(files, error) from error
     return datasets.Dataset(datasets.table.InMemoryTable(whole), fingerprint=stamp(files))
 

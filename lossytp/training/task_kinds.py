@@ -165,7 +165,8 @@ class Task(ABC):
         """Return a metric that scores `predictions` against `references`. It returns the headline as "score" too."""
         from lossytp.training import metrics  # slow to import
 
-        scorer: evaluate.Metric = getattr(metrics, f"{type(self).__name__}Metric")(self.metrics)
+        name = f"{self.kind.title().replace(' ', '')}Metric"
+        scorer: evaluate.Metric = getattr(metrics, name)(self.metrics)
         return scorer
 
     def chance(self, references: Sequence[Any]) -> dict[str, float]:

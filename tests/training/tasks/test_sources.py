@@ -92,9 +92,10 @@ def test_only_an_empty_cell_of_a_csv_is_null(folder):
 
 def test_texts_of_json_stay_as_they_are(folder):
     rows = [{"a": "2024-01-01"}, {"a": "01", "more": 1}, {"a": None}]
-    for name, content in (("a.json", json.dumps(rows, indent=1)), ("a.jsonl", "\n".join(map(json.dumps, rows)))):
+    for name, content in (("a.json", json.dumps(rows, indent=1)), ("a.jsonl", "\n\n".join(map(json.dumps, rows)))):
         (folder / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
-        assert Files(train=folder / name, test="").rows("train")["a"] == ["2024-01-01", "01", None]
+        found = Files(train=folder / name, test="").rows("train")
+        assert (found["a"], found["more"]) == (["2024-01-01", "01", None], [None, 1, None])
 
 
 @pytest.mark.parametrize(
