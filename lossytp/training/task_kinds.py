@@ -163,11 +163,9 @@ class Task(ABC):
 
     def metric(self) -> "evaluate.Metric":
         """Return a metric that scores `predictions` against `references`. It returns the headline as "score" too."""
-        from lossytp.training import metrics  # slow to import
+        from lossytp.training.metrics import TaskMetric  # slow to import
 
-        name = f"{self.kind.title().replace(' ', '')}Metric"
-        scorer: evaluate.Metric = getattr(metrics, name)(self.metrics)
-        return scorer
+        return TaskMetric(self.kind, self.metrics)
 
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of a model that always answers with the most frequent label."""
