@@ -98,11 +98,7 @@ class Experiment:
 
 
 def load_experiments(folder: Path, profile: str, results: Path) -> list[Experiment]:
-    """Load a folder's experiments that have a profile, in the order of their names.
-
-    Raises:
-        ValueError: if there is none, or a grid is wrong.
-    """
+    """Load a folder's experiments that have a profile, in the order of their names."""
     files = sorted(folder.glob("*.yaml"))
     if not files:
         raise ValueError(f"{folder} has no grid (a .yaml file): give a folder that has one")
@@ -121,9 +117,6 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         file: the grid.
         profile: one of the grid's profiles.
         results: the folder below which cells write.
-
-    Raises:
-        ValueError: if a key, parameter or value is unknown; it names the file.
     """
     grid, folder = _content(file), file.parents[1]
     with _errors_name(file):

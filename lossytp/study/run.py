@@ -31,12 +31,7 @@ NO_WIDGETS = "ignore:IProgress not found"  # tqdm's advice to install widgets, w
 
 
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
-    """Run `notebook`, save it to `output`, and copy its stderr to this process's stderr.
-
-    Raises:
-        ValueError: in one line, if a parameter is unknown, a cell raises one of `IN_ONE_LINE`, or `output` cannot be
-            written.
-    """
+    """Run `notebook`, save it to `output`, and copy its stderr to this process's stderr."""
     if not notebook.is_file():
         raise ValueError(f"{notebook} does not exist: give the path of a notebook")
     if CHECKS not in notebook.read_text(encoding="utf-8"):

@@ -54,11 +54,7 @@ class Corpus:
     for all. Of a single file that is one document, "validation" is the end."""
 
     def documents(self, start: Position = BEGINNING) -> Iterator[tuple[Position, list[str]]]:
-        """Yield lists of documents from `start` on, endlessly, each with the position after it.
-
-        Raises:
-            ValueError: if there are no documents.
-        """
+        """Yield lists of documents from `start` on, endlessly, each with the position after it."""
         epoch, first_shard, first_row = start
         while True:
             found = start != BEGINNING
@@ -127,9 +123,6 @@ def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:
         data_glob: the pattern, or "stdlib".
         split: "train" or "validation", a part of the sources of the standard library.
         splits_files: whether `split` also selects among the documents of other files. If not, all are taken.
-
-    Raises:
-        ValueError: if no file matches.
     """
     if data_glob == STDLIB:
         root, wanted = Path(sysconfig.get_paths()["stdlib"]), split == "validation"
@@ -191,9 +184,6 @@ def hub_text(name: str) -> str:
 
     Args:
         name: one of `TEXTS`, or `owner/name` on the hub.
-
-    Raises:
-        ValueError: if the name is unknown, or there are no such files here and the hub gives none.
     """
     path = TEXTS.get(name, name)
     if path.count("/") != 1:

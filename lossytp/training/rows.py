@@ -66,11 +66,7 @@ def code_digest(module: str) -> str:
 
 
 def stamp(files: Sequence[Path]) -> str:
-    """Return a hash of the files' names, sizes and times.
-
-    Raises:
-        ValueError: if one cannot be read.
-    """
+    """Return a hash of the files' names, sizes and times."""
     try:
         states = [(file.name, file.stat()) for file in files]
     except OSError as error:
@@ -149,11 +145,7 @@ def text_in(file: Path, *, encoding: str = "utf-8", newline: str | None = None) 
 
 
 def rows_in(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of one of the `FORMATS`. Cells of a csv are text, or None if they are empty.
-
-    Raises:
-        ValueError: if it cannot be read, or a row of a csv has not one cell for each column.
-    """
+    """Yield the rows of a file of one of the `FORMATS`. Cells of a csv are text, or None if they are empty."""
     import pyarrow.parquet
 
     try:
@@ -324,11 +316,7 @@ class Files(RowSource):
         return stamp(self.files(split))
 
     def files(self, split: Split) -> list[Path]:
-        """Return the split's files, sorted.
-
-        Raises:
-            ValueError: if there is none, or one is of an unknown format.
-        """
+        """Return the split's files, sorted."""
         given, folder = os.path.expanduser(getattr(self, split)), Path(self.folder or ".").absolute()
         files = list(map(Path, matching(str(folder / given))))
         for file in files or ([] if glob.has_magic(given) else [Path(given)]):
@@ -389,11 +377,7 @@ class HeldOut:
         return f"{self.source} with {self.sentences} sentences held out"
 
     def rows(self, split: Split) -> "Dataset":
-        """Return the remaining training rows, or the official test rows followed by those held out.
-
-        Raises:
-            ValueError: if there are too few whole sentences.
-        """
+        """Return the remaining training rows, or the official test rows followed by those held out."""
         import datasets
 
         train = self.source.rows("train")

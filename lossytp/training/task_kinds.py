@@ -66,11 +66,7 @@ def class_of(value: Any, labels: tuple[str, ...]) -> int | None:
 
 
 def index_of(value: Any, number: int, meaning: str) -> int | None:
-    """Return an index that is given as a number or as digits; None for values that mean no label.
-
-    Raises:
-        ValueError: if the value is not an index below `number`; `meaning` names what it should be.
-    """
+    """Return an index that is given as a number or as digits; None for values that mean no label."""
     index = number_of(value)
     if value is None or value == "" or index == -1:
         return None
@@ -86,12 +82,7 @@ Text = str | Callable[[Row], str]
 
 
 def text_of(template: Text, row: Row) -> str:
-    """Return the row's text, without trailing white space; a null counts as "".
-
-    Raises:
-        KeyError: if the row lacks a column.
-        ValueError: if a column, or the function's result, is neither text nor a number.
-    """
+    """Return the row's text, without trailing white space; a null counts as ""."""
     if callable(template):
         return template(row).rstrip()
     used = {name: row[name] for name in columns_of(template)}
@@ -179,9 +170,6 @@ class Task(ABC):
         """Return the examples of the split, or of a fixed pseudo-random sample of `samples` of its rows.
 
         Rows without a label are left out. Rows of which a text column is null or blank are not.
-
-        Raises:
-            ValueError: if no row has a label, a column is missing, or a row does not fit the task.
         """
         rows = self.source.rows(split)
         self.check_rows(rows, split)

@@ -242,11 +242,7 @@ PLAIN_NAME = re.compile(r"[\w.-]+")  # it becomes part of the names of folders
 
 
 def read_declaration(file: Path) -> dict[str, Any]:
-    """Return a YAML file's declaration, with defaults for `name` and `kind`, and lists in place of single values.
-
-    Raises:
-        ValueError: if the file declares no task, or its data files are missing. The message names the file.
-    """
+    """Return a YAML file's declaration, with defaults for `name` and `kind`, and lists in place of single values."""
     content = read_yaml_file(f"dataset = {str(file)!r}", file)
     with _named(f"dataset = {str(file)!r}"):
         if not isinstance(content, dict):
