@@ -31,18 +31,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
-from lossytp.network.checks import check_at_least, check_known
+from pydantic import Field
+
+from lossytp.network.checks import check_known
 from lossytp.training.command_line import read_yaml, run_as_command
 from lossytp.training.config import RunSettings, settings_class
+from lossytp.training.settings import Count, CountFromZero, Settings
 
-KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
-PROFILE_KEYS = {"cells_per_notebook", "seeds", "first_seed", "tasks", "base", "arms"}
 OTHER_KEYS = ("seed", "output_dir", "dataset")  # arms cannot set these: seeds and tasks have their own keys
-PLAIN_PATH = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # shell and Snakemake read it unchanged
 STARTS_PROCESSES = "lossytp.study.torchrun"  # a notebook imports it if its cells run in several processes
-Kind = TypeVar("Kind")
+PlainPath = Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]  # shell and Snakemake read it unchanged
+
+
+class Grid(Settings):
+    """The form of a grid."""
+
+    notebook: PlainPath
+    processes: Count = 1
+    outputs: list[PlainPath] = Field([])
+    reference: str | None = None
+    profiles: dict[str, dict[str, Any]]
+
+
+class Profile(Settings):
+    """The form of one profile of a grid."""
+
+    cells_per_notebook: Count | None = None
+    seeds: Count
+    first_seed: CountFromZero = 0
+    tasks: list[str] | None = None
+    base: dict[str, Any]
+    arms: list[dict[str, Any]]
 
 
 class Cell(NamedTuple):
@@ -77,17 +98,14 @@ class Experiment:
 
 
 def load_experiments(folder: Path, profile: str, results: Path) -> list[Experiment]:
-    """Load a folder's experiments that have a profile, in the order of their names.
-
-    Raises:
-        ValueError: if there is none, or a grid is wrong.
-    """
+    """Load a folder's experiments that have a profile, in the order of their names."""
     files = sorted(folder.glob("*.yaml"))
     if not files:
         raise ValueError(f"{folder} has no grid (a .yaml file): give a folder that has one")
-    having = [file for file in files if profile in _content(file)["profiles"]]
+    grids = {file: _content(file).profiles for file in files}
+    having = [file for file in files if profile in grids[file]]
     if not having:
-        known = sorted({name for file in files for name in _content(file)["profiles"]})
+        known = sorted({name for profiles in grids.values() for name in profiles})
         raise ValueError(f"profile = {profile!r} is in no grid of {folder}: choose one of {', '.join(known)}")
     return [load_experiment(file, profile, results) for file in having]
 
@@ -99,77 +117,43 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         file: the grid.
         profile: one of the grid's profiles.
         results: the folder below which cells write.
-
-    Raises:
-        ValueError: if a key, parameter or value is unknown; it names the file.
     """
-    content = _content(file)
+    grid, folder = _content(file), file.parents[1]
     with _errors_name(file):
-        check_known("profile", profile, content["profiles"])
-        settings = _of(dict, "profile", content["profiles"][profile])
-        for key in settings:
-            check_known("key", key, sorted(PROFILE_KEYS))
-        named = [_of(str, "an output", name) for name in _of(list, "outputs", content.get("outputs", []))]
-        for name in named:
-            _check_plain("output", name)
-        outputs = tuple(str(results / name) for name in named)
-        counts = {"seeds": settings["seeds"], "processes": content.get("processes", 1)}
-        if not outputs:
-            counts["cells_per_notebook"] = settings["cells_per_notebook"]
-        elif "cells_per_notebook" in settings:
-            raise ValueError("cells_per_notebook does not apply to outputs, which are made of all cells: leave one out")
-        for key, value in counts.items():
-            check_at_least(key, value, 1)
-        base = _of(dict, "base", settings["base"])
+        check_known("profile", profile, grid.profiles)
+        settings = Profile.from_dict(grid.profiles[profile])
+        if bool(grid.outputs) == bool(settings.cells_per_notebook):
+            raise ValueError(
+                "cells_per_notebook and outputs, which are made of all cells, exclude each other: give one"
+            )
         for name in OTHER_KEYS:
-            if name in base:
+            if name in settings.base:
                 raise ValueError(f"base sets {name}, which the grid sets for each cell: leave it out")
-        first_seed = settings.get("first_seed", 0)
-        check_at_least("first_seed", first_seed, 0)
-        notebook = _notebook(file.parents[1], content["notebook"], counts["processes"])
-        place = results / "runs"
-        tasks = _tasks(file.parents[1] / "tasks.yaml", settings.get("tasks"))
-        arms = _arms(settings["arms"])
+        _check_notebook(folder / f"{grid.notebook}.ipynb", grid.processes)
+        tasks, arms = _tasks(folder / "tasks.yaml", settings.tasks), _arms(settings.arms)
         cells = [
-            _cell(arm, {**task, **base, **values, "seed": seed}, place, counts["processes"])
-            for seed in range(first_seed, first_seed + settings["seeds"])
+            _cell(arm, {**task, **settings.base, **values, "seed": seed}, results / "runs", grid.processes)
+            for seed in range(settings.first_seed, settings.first_seed + settings.seeds)
             for task in tasks
             for arm, values in arms
         ]
-        for cell in cells:
-            _check_processes(cell.config, counts["processes"])
         if not cells:
             raise ValueError("arms or tasks is empty: give at least one of each")
-        folders = [cell.config.output.output_dir for cell in cells]
-        if len(set(folders)) < len(folders):
-            name = next(
-                cell.arm for number, cell in enumerate(cells) if cell.config.output.output_dir in folders[:number]
-            )
-            raise ValueError(f"arm {name!r} repeats an earlier cell: leave one out")
-        reference = content.get("reference")
-        if reference is not None:
-            check_known("reference", reference, list(dict.fromkeys(cell.arm for cell in cells)))
-    together = counts.get("cells_per_notebook", len(cells))
-    return Experiment(file.stem, notebook, tuple(cells), together, counts["processes"], outputs, reference)
+        seen: set[str] = set()
+        for cell in cells:
+            if cell.config.output.output_dir in seen:
+                raise ValueError(f"arm {cell.arm!r} repeats an earlier cell: leave one out")
+            seen.add(cell.config.output.output_dir)
+        if grid.reference is not None:
+            check_known("reference", grid.reference, list(dict.fromkeys(cell.arm for cell in cells)))
+    together = settings.cells_per_notebook or len(cells)
+    outputs = tuple(str(results / name) for name in grid.outputs)
+    return Experiment(file.stem, grid.notebook, tuple(cells), together, grid.processes, outputs, grid.reference)
 
 
-def _content(file: Path) -> dict[str, Any]:
+def _content(file: Path) -> Grid:
     with _errors_name(file):
-        content = _of(dict, "the grid", read_yaml(file.read_text(encoding="utf-8")))
-        for key in content:
-            check_known("key", key, sorted(KEYS))
-        for profile in _of(dict, "profiles", content["profiles"]):
-            _of(str, "a profile's name", profile)
-        return content
-
-
-def _of(kind: type[Kind], name: str, value: object) -> Kind:
-    """Return the value if it has the right type, such as a mapping; raise ValueError if not."""
-    if not isinstance(value, kind):
-        raise ValueError(
-            f"{name} = {value!r} is not a {kind.__name__}: see lossytp/study/grid.py for the form of a grid"
-        )
-    return value
+        return Grid.from_dict(read_yaml(file.read_text(encoding="utf-8")))
 
 
 @contextmanager
@@ -177,42 +161,28 @@ def _errors_name(file: Path) -> Iterator[None]:
     """Turn errors in a grid into a ValueError of one line that begins with the file."""
     try:
         yield
-    except KeyError as error:
-        raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
     except OSError as error:
         raise ValueError(f"{file}: {error.filename} cannot be read ({error.strerror}): put a file there") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
 
 
-def _check_plain(name: str, path: str) -> None:
-    if not PLAIN_PATH.fullmatch(path):
-        raise ValueError(
-            f"{name} {path!r} could confuse the shell or Snakemake, or lead out of the results: write letters, digits, "
-            "_, - and . only, and / between folders"
-        )
-
-
-def _notebook(folder: Path, name: str, processes: int) -> str:
-    """Return the notebook's name; raise ValueError if it is not in the folder, or cannot start the processes."""
-    _check_plain("notebook", _of(str, "notebook", name))
-    file = folder / f"{name}.ipynb"
+def _check_notebook(file: Path, processes: int) -> None:
     if not file.is_file():
-        raise ValueError(f"notebook = {name!r} is not in {folder}: give one that is")
+        raise ValueError(f"notebook = {file.stem!r} is not in {file.parent}: give one that is")
     if processes > 1 and STARTS_PROCESSES not in file.read_text(encoding="utf-8"):
         raise ValueError(
-            f"processes = {processes} does not suit notebook = {name!r}, whose cells run in one process: leave "
+            f"processes = {processes} does not suit notebook = {file.stem!r}, whose cells run in one process: leave "
             f"processes out, or give a notebook that imports {STARTS_PROCESSES}"
         )
-    return name
 
 
 def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
     """Return the settings of each named task."""
     if names is None:
         return [{}]
-    known = _of(dict, file.name, read_yaml(file.read_text(encoding="utf-8")))
-    for name in _of(list, "tasks", names):
+    known = read_yaml(file.read_text(encoding="utf-8")) or {}
+    for name in names:
         check_known("task", name, known)
     return [known[name] for name in names]
 
@@ -220,17 +190,17 @@ def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
 def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     """Return the arm's name and the values of every cell."""
     found = []
-    for arm in _of(list, "arms", arms):
-        _of(str, "an arm's name", _of(dict, "an arm", arm)["arm"])
+    for arm in arms:
         lists = {name: values for name, values in arm.items() if name != "arm"}
+        if not isinstance(arm.get("arm"), str):
+            raise ValueError(f"arm {arm} has no name: give it as the text of arm")
         for name, values in lists.items():
             if not isinstance(values, list) or not values or name in OTHER_KEYS:
                 raise ValueError(
                     f"arm {name} = {values!r} is not allowed: give a list of values, and leave "
                     f"out {', '.join(OTHER_KEYS)}"
                 )
-        for values in itertools.product(*lists.values()):
-            found.append((arm["arm"], dict(zip(lists, values, strict=True))))
+        found += [(arm["arm"], dict(zip(lists, each, strict=True))) for each in itertools.product(*lists.values())]
     return found
 
 
@@ -244,6 +214,12 @@ def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell
     task = re.sub(r"[^\w.-]+", "-", config.task).strip("-")
     name = f"{task}_{process}_{config.network.loss_rate:g}_seed{config.network.seed}_{digest}"
     config = config.replace(output_dir=str(place / name))
+    layout = config.parallelism
+    ranks = config.network.tensor_parallel_size * layout.data_parallel_size * layout.pipeline_parallel_size
+    if processes not in (1, ranks):
+        raise ValueError(
+            f"processes = {processes} does not match a cell of {ranks} ranks: give {ranks}, or leave it out"
+        )
     return Cell(_arm_name(arm, config), config)
 
 
@@ -256,18 +232,6 @@ def _arm_name(arm: str, config: RunSettings) -> str:
             f"arm {arm!r} cannot be filled in ({type(error).__name__}: {error}): name parameters, such as "
             "{loss_rate:g}, and double each literal brace"
         ) from error
-
-
-def _check_processes(config: RunSettings, processes: int) -> None:
-    ranks = (
-        config.network.tensor_parallel_size
-        * config.parallelism.data_parallel_size
-        * config.parallelism.pipeline_parallel_size
-    )
-    if processes not in (1, ranks):
-        raise ValueError(
-            f"processes = {processes} does not match a cell of {ranks} ranks: give {ranks}, or leave it out"
-        )
 
 
 def main() -> None:

@@ -38,9 +38,6 @@ def check_parameters(kind_of: Callable[[Mapping[str, Any]], type[Settings]] | No
 
     Returns:
         The parameters.
-
-    Raises:
-        ValueError: if a parameter is unknown, or has another type.
     """
     shell: Any = get_ipython()
     shell.set_custom_exc(IN_ONE_LINE, _show_in_one_line)

@@ -31,12 +31,7 @@ NO_WIDGETS = "ignore:IProgress not found"  # tqdm's advice to install widgets, w
 
 
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
-    """Run `notebook`, save it to `output`, and copy its stderr to this process's stderr.
-
-    Raises:
-        ValueError: in one line, if a parameter is unknown, a cell raises one of `IN_ONE_LINE`, or `output` cannot be
-            written.
-    """
+    """Run `notebook`, save it to `output`, and copy its stderr to this process's stderr."""
     if not notebook.is_file():
         raise ValueError(f"{notebook} does not exist: give the path of a notebook")
     if CHECKS not in notebook.read_text(encoding="utf-8"):
@@ -100,17 +95,13 @@ def main() -> None:
     arguments = parser.parse_args()
     watched = os.environ.get("LOSSYTP_RUN_PID")
     if watched is not None:
-        if not watched.isdecimal():
-            raise ValueError(f"LOSSYTP_RUN_PID = {watched!r} is not a process number: give one, or unset it")
         end_with(int(watched))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     logging.getLogger("papermill").setLevel(logging.ERROR)  # parameters are checked, so its warnings of them say less
     try:
-        parameters = json.loads(arguments.parameters)
-    except ValueError as error:
-        raise ValueError(f"--parameters {arguments.parameters!r} is not JSON ({error}): give a JSON object") from error
-    if not isinstance(parameters, dict):
-        raise ValueError(f"--parameters {arguments.parameters!r} is not a JSON object: give names with values")
+        parameters = dict(json.loads(arguments.parameters))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"--parameters {arguments.parameters!r} is no JSON object ({error}): give one") from error
     execute(arguments.notebook, arguments.output, parameters)
 
 

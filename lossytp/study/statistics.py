@@ -44,12 +44,9 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def t_interval(values: np.ndarray) -> Estimate:
-    """Return the mean and Student's 95 % interval.
+    """Return the mean of (S,) independent values and Student's 95 % interval, which is infinite for a single value.
 
     A percentile bootstrap of five values would cover only 84 %.
-
-    Args:
-        values: (S,) independent values. The interval of a single value is infinite.
     """
     values = np.asarray(values, dtype=float)
     mean = float(values.mean())
@@ -60,15 +57,12 @@ def t_interval(values: np.ndarray) -> Estimate:
 
 
 def crossed_interval(values_SN: np.ndarray) -> Estimate:
-    """Return the mean and a 95 % interval for other seeds and other examples, where each seed meets each example.
+    """Return the mean of (S, N) values and a 95 % interval for other seeds and other examples.
 
     The variance of the mean is the sum of two: that of the seeds' means over S, and that of the examples' means over N.
     What belongs to one seed on one example counts in both, so the interval may be a little too wide, and is not too
     narrow. Degrees of freedom follow Satterthwaite, "An approximate distribution of estimates of variance components",
-    Biometrics Bulletin 1946.
-
-    Args:
-        values_SN: (S, N) values, of at least two examples. Of a single seed, the interval is over examples alone.
+    Biometrics Bulletin 1946. Of a single seed, the interval is over examples alone.
     """
     values_SN = np.asarray(values_SN, dtype=float)
     means = [values_SN.mean(axis) for axis in (0, 1)]

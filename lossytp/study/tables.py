@@ -36,17 +36,11 @@ def run_name(config: RunSettings) -> str:
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:
-    """Tabulate configuration, status, final metrics and the packets of training.
+    """Tabulate configuration, status, final metrics and the packets of training, one row per record.
 
     The table leaves out what differs between repeated runs of a cell, such as seconds, so that tables can be compared.
     It has no column for a task's declaration either, because the task's name stands for it, nor for settings that are
-    newer than all of the records.
-
-    Returns:
-        One row per record, in order, with its `final_accuracies`.
-
-    Raises:
-        ValueError: if two records share configuration and seed, since a copy is not a second sample.
+    newer than all of the records. Two records of one configuration and seed are an error: no copy is a second sample.
     """
     rows = []
     left_out = {"declaration", *newer_settings(records)}

@@ -5,6 +5,7 @@ Shapes: B examples, O largest number of options, T tokens of the longest sequenc
 
 import hashlib
 import json
+import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.losses import Stream
@@ -77,7 +79,7 @@ class TokenizedSplit:
         counts = np.diff(self.first)[indices]
         sequences = [range(self.first[i], self.first[i + 1]) for i in indices]
         rows = [s for example in sequences for s in (*example, *[example[0]] * (counts.max() - len(example)))]
-        input_ids, mask = self._padded([self._tokens(s) for s in rows], left=False)
+        input_ids, mask = self._padded([self._tokens(s) for s in rows])
         batch = {"input_ids": input_ids, "attention_mask": mask}
         if self.kind == "multiple choice":
             batch = {name: tensor.view(len(indices), counts.max(), -1) for name, tensor in batch.items()}
@@ -97,21 +99,16 @@ class TokenizedSplit:
         Returns:
             `input_ids` and `attention_mask` (B, T).
         """
-        rows = [self._tokens(i)[: -self.answer_lengths[i]] for i in indices]
-        input_ids, mask = self._padded(rows, left=True)
+        input_ids, mask = self._padded([self._tokens(i)[: -self.answer_lengths[i]] for i in indices], "left")
         return {"input_ids": input_ids, "attention_mask": mask}
 
-    def _tokens(self, sequence: int) -> np.ndarray:
-        return self.tokens[self.offsets[sequence] : self.offsets[sequence + 1]]
+    def _tokens(self, sequence: int) -> Tensor:
+        return torch.from_numpy(self.tokens[self.offsets[sequence] : self.offsets[sequence + 1]].astype(np.int64))
 
-    def _padded(self, rows: list[np.ndarray], *, left: bool) -> tuple[Tensor, Tensor]:
-        longest = max(map(len, rows))
-        input_ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
-        mask = np.zeros_like(input_ids)
-        for number, row in enumerate(rows):
-            where = slice(longest - len(row), None) if left else slice(len(row))
-            input_ids[number, where], mask[number, where] = row, 1
-        return torch.from_numpy(input_ids), torch.from_numpy(mask)
+    def _padded(self, rows: list[Tensor], side: str = "right") -> tuple[Tensor, Tensor]:
+        """Return ids and their mask."""
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
+        return pad_sequence(rows, True, self.pad_id, side), mask
 
 
 @dataclass(frozen=True)
@@ -128,15 +125,10 @@ class Dataset:
 def training_batches(
     split: TokenizedSplit, *, batch_size: int, seed: int, skip: int = 0
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield training batches endlessly, in random order, with examples of similar length in a batch.
+    """Yield training batches endlessly but for the first `skip`, in an order that the seed determines.
 
-    Sorting by length leaves little padding. Padding would hide losses, since a lost packet of padding is harmless.
-
-    Args:
-        split: the examples.
-        batch_size: examples per batch; the last batches of an epoch may have fewer.
-        seed: determines the order.
-        skip: number of batches to skip at the beginning.
+    Examples of similar length share a batch, which leaves little padding. Padding would hide losses, since a lost
+    packet of padding is harmless. The last batches of an epoch may be smaller.
     """
     lengths = split.lengths()
     epoch = 0
@@ -177,7 +169,7 @@ def load_dataset(
     test_samples: int | None,
     task: Task | None = None,
 ) -> Dataset:
-    """Return the task's data as token ids. They are prepared once, then cached.
+    """Return the data of `task`, or of the task of this name, as token ids. They are prepared once, then cached.
 
     Args:
         name: the task's name.
@@ -185,10 +177,7 @@ def load_dataset(
         max_length: the number of tokens to cut an example to.
         train_samples: number of training examples to sample; None for all.
         test_samples: number of test examples to sample; None for all.
-        task: the task; if None, the task of this name in TASKS.
-
-    Raises:
-        ValueError: if the data is missing or unusable.
+        task: the task, if it is not in TASKS.
     """
     task = task or task_named(name)
     digest = hashlib.sha256()
@@ -211,18 +200,19 @@ def _load_split(
     name: str, task: Task, split: Split, tokenizer: PreTrainedTokenizerFast, max_length: int, samples: int | None
 ) -> TokenizedSplit:
     vocabulary = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode(), digest_size=8).hexdigest()
-    key = json.dumps([split, samples, max_length, task.fingerprint(), vocabulary, code_digest(__name__)])
-    folder = cached(
-        f"{name}-{split}", key, lambda part: _prepare(task, task.examples(split, samples), tokenizer, max_length, part)
-    )
-    answers, incomplete = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
-    answers, pad_id = tuple(map(tuple, answers)), int(tokenizer.pad_token_id)
-    with np.load(folder / "arrays.npz") as arrays:
-        return TokenizedSplit(**arrays, kind=task.kind, answers=answers, pad_id=pad_id, incomplete=incomplete)
+    ids = [tokenizer.pad_token_id, tokenizer.eos_token_id]
+    key = json.dumps([split, samples, max_length, task.fingerprint(), vocabulary, ids, code_digest(__name__)])
+
+    def tokenize(folder: Path) -> None:
+        content = _tokenized(task, task.examples(split, samples), tokenizer, max_length)
+        (folder / "split.pickle").write_bytes(pickle.dumps(content))
+
+    found: TokenizedSplit = pickle.loads((cached(f"{name}-{split}", key, tokenize) / "split.pickle").read_bytes())
+    return found
 
 
-def _prepare(task: Task, examples: Examples, tokenizer: PreTrainedTokenizerFast, max_length: int, folder: Path) -> None:
-    """Write the arrays of a split: a sequence for every ending, with the body cut to fit into `max_length`.
+def _tokenized(task: Task, examples: Examples, tokenizer: PreTrainedTokenizerFast, max_length: int) -> TokenizedSplit:
+    """Return a split with a sequence for every ending, and the body cut to fit into `max_length`.
 
     Each begins with the tokens that the tokenizer puts before every text, if any.
     """
@@ -254,8 +244,8 @@ def _prepare(task: Task, examples: Examples, tokenizer: PreTrainedTokenizerFast,
             # an empty text would have no last token to classify at
             sequences.append([*first, *(body + ending or [tokenizer.eos_token_id]), *answer])
             answer_lengths.append(len(answer))
-    np.savez(
-        folder / "arrays.npz",
+    return TokenizedSplit(
+        kind=task.kind,
         tokens=np.concatenate(sequences).astype(np.int32),
         offsets=np.cumsum([0, *map(len, sequences)]),
         first=np.cumsum([0, *(len(example.endings) for example in examples)]),
@@ -263,5 +253,7 @@ def _prepare(task: Task, examples: Examples, tokenizer: PreTrainedTokenizerFast,
         answer_lengths=np.array(answer_lengths),
         parts=np.array([example.part for example in examples]),
         cut=cut,
+        answers=tuple(answers),
+        pad_id=int(tokenizer.pad_token_id),
+        incomplete=examples.incomplete,
     )
-    (folder / "answers.json").write_text(json.dumps([answers, examples.incomplete]), encoding="utf-8")

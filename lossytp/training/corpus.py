@@ -1,32 +1,30 @@
 """Read running text, document by document, from files, from the hub or from Python's own sources."""
 
-import codecs
-import csv
 import hashlib
-import json
 import os
-import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import TextIOWrapper
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pyarrow.parquet
-
-from lossytp.network.bounded_files import check_file, content_of, unpacked
 from lossytp.network.checks import check_known, printable, shown
 from lossytp.training.files import first_line, matching
-from lossytp.training.rows import DATA_VARIABLE, EXPORT, Source, cached, hub_or_its_cache
+from lossytp.training.rows import (
+    DATA_VARIABLE,
+    EXPORT,
+    FORMATS,
+    Source,
+    cached,
+    format_of,
+    hub_or_its_cache,
+    rows_in,
+    stamp,
+    text_in,
+)
 
 STDLIB = "stdlib"
-PARQUET, SEPARATORS = ".parquet", {".csv": ",", ".tsv": "\t"}
-TABLES = (PARQUET, *SEPARATORS, ".json", ".jsonl", ".ndjson")
-MOST_BYTES = 2**31  # of a text, or of a list in JSON, once they are unpacked
-LONGEST_LINE = 2**26
-CHECKED_BYTES = 2**20  # of a text file, before any is needed
 HELD_OUT_PERCENT = 2  # of stdlib's files, or of other files' documents if these are split
 HELD_OUT_END = 0.1  # of a single file that is one document
 DOCUMENTS_AT_ONCE = 64
@@ -45,9 +43,9 @@ BEGINNING = Position(0, 0, 0)
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text files. A table (`TABLES`) has a column `text` with one document a row; any other file is one document.
+    """Text files, which gzip may have packed.
 
-    Any of them may be compressed (.gz).
+    A table (parquet, csv, json) has a column `text` with one document a row. Any other file is one document.
     """
 
     files: tuple[str, ...]
@@ -56,11 +54,7 @@ class Corpus:
     for all. Of a single file that is one document, "validation" is the end."""
 
     def documents(self, start: Position = BEGINNING) -> Iterator[tuple[Position, list[str]]]:
-        """Yield lists of documents from `start` on, endlessly, each with the position after it.
-
-        Raises:
-            ValueError: if there are no documents.
-        """
+        """Yield lists of documents from `start` on, endlessly, each with the position after it."""
         epoch, first_shard, first_row = start
         while True:
             found = start != BEGINNING
@@ -78,29 +72,20 @@ class Corpus:
             epoch, first_shard = epoch + 1, 0
 
     def sha256(self) -> str:
-        """Return the hash of the files' contents, in order. It is kept until a file changes.
-
-        Raises:
-            ValueError: if a file cannot be read.
-        """
+        """Return the hash of the files' contents, in order. It is kept until a file changes."""
+        files = [Path(name) for name in self.files]
 
         def keep(folder: Path) -> None:
             digest = hashlib.sha256()
-            for name in self.files:
-                with open(name, "rb") as file:
+            for each in files:
+                with each.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
             (folder / "sha256").write_text(digest.hexdigest())
 
-        states = [(os.path.abspath(name), check_file(Path(name), sys.maxsize)) for name in self.files]
-        key = repr([(name, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for name, state in states])
-        return (cached("sha256", key, keep) / "sha256").read_text()
+        return (cached("sha256", stamp(files), keep) / "sha256").read_text()
 
     def check(self) -> None:
-        """Check every file before any is needed: the beginning of a text, the columns of a table.
-
-        Raises:
-            ValueError: if a file cannot be read, or holds no text.
-        """
+        """Raise ValueError if the beginning of a file cannot be read, or holds no text."""
         for file in self.files:
             next(_texts(file), None)
 
@@ -112,15 +97,15 @@ class Corpus:
             yield from texts
 
     def _texts(self, shard: int) -> Iterator[list[str]]:
-        for texts in _texts(self.files[shard]):
-            if texts and self.split is not None and len(self.files) == 1 and _kind(self.files[0]) not in TABLES:
+        file = self.files[shard]
+        for texts in _texts(file):
+            if self.split is not None and len(self.files) == 1 and format_of(file) not in FORMATS:
                 (text,) = texts
                 end = round(len(text) * (1 - HELD_OUT_END))
-                yield [part for part in (text[end:] if self.split == "validation" else text[:end],) if part]
-                return
-            yield [
-                text for text in texts if text and self.split in (None, "validation" if _held_out(text) else "train")
-            ]
+                texts = [text[end:] if self.split == "validation" else text[:end]]
+            elif self.split is not None:
+                texts = [text for text in texts if _held_out(text) == (self.split == "validation")]
+            yield [text for text in texts if text]
 
     def lacks(self, what: str) -> ValueError:
         """Return the error that the files hold only `what`, with the fix."""
@@ -138,21 +123,16 @@ def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:
         data_glob: the pattern, or "stdlib".
         split: "train" or "validation", a part of the sources of the standard library.
         splits_files: whether `split` also selects among the documents of other files. If not, all are taken.
-
-    Raises:
-        ValueError: if no file matches.
     """
     if data_glob == STDLIB:
         root, wanted = Path(sysconfig.get_paths()["stdlib"]), split == "validation"
         found = sorted(file for file in _python_files(root) if _held_out(str(file.relative_to(root))) == wanted)
         return Corpus(tuple(map(str, found)))
     files = matching(data_glob)
-    if not files and os.path.isdir(os.path.expanduser(data_glob)):
-        raise ValueError(
-            f"{data_glob!r} is a folder: give a pattern of files, such as {data_glob.rstrip('/')}/*.parquet"
-        )
     if not files:
-        raise ValueError(f"no file matches {data_glob!r}: give another pattern, or 'stdlib'")
+        raise ValueError(
+            f"no file matches {data_glob!r}: give another pattern, such as 'FOLDER/*.parquet', or 'stdlib'"
+        )
     return Corpus(tuple(files), split if splits_files else None)
 
 
@@ -166,82 +146,31 @@ def _held_out(text: str) -> bool:
     return int(hashlib.blake2b(text.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT
 
 
-def _kind(file: str) -> str:
-    return Path(file.lower().removesuffix(".gz")).suffix
-
-
 def _texts(file: str) -> Iterator[list[str]]:
-    """Yield the documents of a file. The first list is empty, once the file has begun as it should."""
-    if _kind(file) not in TABLES:
-        with unpacked(Path(file), MOST_BYTES) as stream:
-            _decoded(file, stream.read(CHECKED_BYTES), final=False)
-        yield []
-        yield [_decoded(file, content_of(Path(file), MOST_BYTES), final=True)]
+    """Yield the documents of a file, and "" for a row without text."""
+    if format_of(file) not in FORMATS:
+        try:
+            with text_in(Path(file)) as stream:
+                text = stream.read()
+            if "\0" in text:  # binary data would give many meaningless tokens
+                raise ValueError(f"NUL at character {text.index(chr(0))}")
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(
+                f"{file} cannot be read as UTF-8 text ({first_line(error)}): narrow the pattern"
+            ) from error
+        yield [text]
         return
-    rows = _rows(file)
-    names = next(rows)
-    if "text" not in names:
-        others = printable(", ".join(names)) or "none"
+    rows = rows_in(Path(file))
+    some = list(islice(rows, DOCUMENTS_AT_ONCE))
+    if not any("text" in row for row in some):
+        others = printable(", ".join(some[0] if some else ())) or "none"
         raise ValueError(f"{file} has no column 'text', but {others}: give a file with one")
-    yield []
-    while some := list(islice(rows, DOCUMENTS_AT_ONCE)):
+    while some:
         for row in some:
-            if not isinstance(row, dict) or not isinstance(row.get("text"), str | None):
+            if not isinstance(row.get("text"), str | None):
                 raise ValueError(f"{file} has a row whose 'text' is no text, {shown(row)}: give text")
         yield [(row.get("text") or "").encode(errors="replace").decode() for row in some]  # JSON has half characters
-
-
-def _rows(file: str) -> Iterator[Any]:
-    """Yield the names of a table's columns, then its rows, as objects; of Parquet only their texts."""
-    with unpacked(Path(file)) as stream:
-        try:
-            if _kind(file) == PARQUET:
-                shard = pyarrow.parquet.ParquetFile(stream)
-                yield shard.schema_arrow.names
-                for batch in shard.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]):
-                    yield from batch.to_pylist()
-                return
-            content = TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-            lines = iter(lambda: content.readline(LONGEST_LINE), "")
-            if separator := SEPARATORS.get(_kind(file)):
-                csv.field_size_limit(LONGEST_LINE - 1)  # what fills a line may go on in the next
-                table = csv.reader(lines, delimiter=separator, strict=True)
-                names = next(table, [])
-                yield names
-                for cells in filter(None, table):
-                    row = dict(zip(names, cells, strict=False))
-                    if not len(row) == len(names) == len(cells):
-                        raise ValueError(f"line {table.line_num} has not one cell for each name of a column")
-                    yield row
-                return
-            first = next(lines, "")
-            rows = map(json.loads, filter(str.strip, chain([first], lines)))
-            if first.startswith("["):  # a list, not an object a line
-                rows = iter(json.loads(content_of(Path(file), MOST_BYTES)))
-            some = list(islice(rows, DOCUMENTS_AT_ONCE))
-            yield dict.fromkeys(name for row in some if isinstance(row, dict) for name in row)
-            yield from chain(some, rows)
-        except (pyarrow.ArrowException, csv.Error, ValueError, RecursionError) as error:
-            why = " ".join(str(error).split())[:200]
-            raise ValueError(f"{file} cannot be read ({why}): give a whole {_kind(file)[1:]} file of texts") from error
-
-
-def _decoded(file: str, content: bytes, *, final: bool) -> str:
-    """Return the text of a file, or of its beginning if not `final`.
-
-    Raises:
-        ValueError: if it is not text. Binary data would give many meaningless tokens.
-    """
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(content, final)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8, or "
-            "narrow the pattern"
-        ) from error
-    if "\0" in text:
-        raise ValueError(f"{file} is not text (NUL at character {text.index(chr(0))}): narrow the pattern")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+        some = list(islice(rows, DOCUMENTS_AT_ONCE))
 
 
 # Find text of the hub: files in its copy under `LOSSYTP_DATA`, or downloaded ones.
@@ -255,33 +184,24 @@ def hub_text(name: str) -> str:
 
     Args:
         name: one of `TEXTS`, or `owner/name` on the hub.
-
-    Raises:
-        ValueError: if the name is unknown, or there are no such files here and the hub gives none.
     """
     path = TEXTS.get(name, name)
     if path.count("/") != 1:
         check_known("dataset", name, (*TEXTS, "owner/name on the hub"))
     copy = Source(path=path).folder
     if copy is not None and copy.is_dir():
-        return _pattern_in(copy, name)
+        for pattern in ("**/train*.parquet", "**/train*.txt", "*.txt"):
+            if any(copy.glob(pattern)):
+                return str(copy / pattern)
+        raise ValueError(f"dataset = {name!r}: {copy} holds no .parquet or .txt file: put one there")
     from huggingface_hub import snapshot_download
 
     with hub_or_its_cache():
         try:
             folder = snapshot_download(path, repo_type="dataset", revision=EXPORT, allow_patterns="*/train/*.parquet")
         except Exception as error:  # the hub's client raises many kinds
-            where = f"in {DATA_VARIABLE}, at {copy}," if copy else f"in {DATA_VARIABLE}, which is not set,"
             raise ValueError(
-                f"dataset = {name!r} is neither {where} nor available from the hub ({first_line(error)}): go online "
-                f"once, or put its files there"
+                f"dataset = {name!r} is neither in {DATA_VARIABLE} ({copy or 'not set'}) nor available from the hub "
+                f"({first_line(error)}): go online once, or put its files there"
             ) from error
     return str(Path(folder) / "**" / "train" / "*.parquet")
-
-
-def _pattern_in(folder: Path, name: str) -> str:
-    """Return the pattern of a folder's training files, or of its only text file."""
-    for pattern in ("**/train*.parquet", "**/train*.txt", "*.txt"):
-        if any(folder.glob(pattern)):
-            return str(folder / pattern)
-    raise ValueError(f"dataset = {name!r}: {folder} holds no .parquet or .txt file: put one there")

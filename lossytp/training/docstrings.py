@@ -6,17 +6,13 @@ several places is kept once, so that inherited docstrings do not leak from one s
 """
 
 import ast
-import gc
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,14 +42,12 @@ class Docstrings(RowSource):
         return "docstrings"
 
     def rows(self, split: Split) -> "Dataset":
-        """Return all rows of the split. They are read from the libraries once, and then from the cache."""
         import datasets
 
         folder = cached("docstrings-text", version(), _write)
         return datasets.Dataset.from_dict(json.loads((folder / f"{split}.json").read_text(encoding="utf-8")))
 
     def fingerprint(self, split: Split) -> str:
-        """Return the versions that the texts depend on."""
         return version()
 
 
@@ -89,47 +83,19 @@ def docstrings_of(source: str) -> list[str]:
     return [text for text in texts if len(text) >= SHORTEST_CHARACTERS]
 
 
-def _read_apart(files: list[Path]) -> list[list[str]]:
-    """Return the docstrings of each file, read in another process, so that two can read at the same time.
-
-    Unlike multiprocessing, this does not run the caller's script again if it lacks a main guard.
-    """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}  # with -P: the same search path
-    child = subprocess.run(
-        [sys.executable, "-P", "-c", f"from {__name__} import _answer; _answer()"],
-        env=environment,
-        input=json.dumps([str(file) for file in files]),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: list[list[str]] = json.loads(child.stdout)
-    return found
-
-
-def _answer() -> None:
-    gc.disable()  # syntax trees are large and short-lived, and this process ends soon
-    sources = (Path(file).read_text(encoding="utf-8", errors="replace") for file in json.load(sys.stdin))
-    json.dump([docstrings_of(source) if '"""' in source else [] for source in sources], sys.stdout)
-
-
 def load_docstrings() -> dict[str, list[tuple[str, int]]]:
     """Return {"train": [...], "test": [...]} of (masked text, label). The order depends only on the libraries."""
-    files = [
-        (label, root, file) for label, root in enumerate(map(_root, LIBRARIES)) for file in sorted(root.rglob("*.py"))
-    ]
-    paths = [file for _, _, file in files]
-    texts: list[list[str]] = [[] for _ in files]
-    with ThreadPoolExecutor(2) as pool:  # large files are neighbours, so each process takes every other file
-        texts[::2], texts[1::2] = pool.map(_read_apart, (paths[::2], paths[1::2]))
     splits: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
     seen: set[str] = set()
-    for (label, root, file), file_texts in zip(files, texts, strict=True):
-        split = split_of(f"{LIBRARIES[label]}/{file.relative_to(root).as_posix()}")
-        for text in map(mask_names, file_texts):
-            if text not in seen:
-                seen.add(text)
-                splits[split].append((text, label))
+    for label, library in enumerate(LIBRARIES):
+        root = _root(library)
+        for file in sorted(root.rglob("*.py")):
+            split = split_of(f"{library}/{file.relative_to(root).as_posix()}")
+            source = file.read_text(encoding="utf-8", errors="replace")
+            for text in map(mask_names, docstrings_of(source) if '"""' in source else []):
+                if text not in seen:
+                    seen.add(text)
+                    splits[split].append((text, label))
     return splits
 
 

@@ -1,13 +1,14 @@
-"""Compute metrics with classes of `evaluate.Metric`, because `evaluate.load` would ask a server.
+"""The metrics of tasks, as `evaluate.Metric`: `evaluate.load` would ask a server.
 
-Each class returns its metrics, and the first of them as "score" too. Predictions that are not finite count as wrong.
+Predictions that are not finite count as wrong.
 """
 
 import re
 import string
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import datasets
@@ -17,109 +18,79 @@ from scipy.special import logsumexp
 
 from lossytp.training.rows import cache_folder
 
+Scores = dict[str, float | None]
 
-class TaskMetric(evaluate.Metric, ABC):
-    """The base of all tasks' metrics. `metrics` names the metrics to compute, the headline first."""
 
-    predictions: Any = datasets.Sequence(datasets.Value("float32"))
-    references: Any = datasets.Value("int64")
-    inputs = "predictions: logits, references: labels"
+class TaskMetric(evaluate.Metric):
+    """The metrics of a kind of task, and the first of those that `metrics` names as "score" too.
 
-    def __init__(self, metrics: Sequence[str], **options: Any) -> None:
-        self.metrics = tuple(metrics)
+    Predictions are logits (examples, outputs), or strings in generation; references are labels, or lists of accepted
+    strings.
+    """
+
+    def __init__(self, kind: str, metrics: Sequence[str], **options: Any) -> None:
+        self.kind, self.metrics = kind, tuple(metrics)
         # the library's default folder is below the home folder, which may not be writable
         super().__init__(**{"keep_in_memory": True, "cache_dir": str(cache_folder() / "metrics"), **options})
 
     def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=str(self.__doc__),
-            citation="",
-            inputs_description=self.inputs,
-            features=datasets.Features({"predictions": self.predictions, "references": self.references}),
-        )
+        _, predictions, references = KINDS[self.kind]
+        features = datasets.Features({"predictions": predictions, "references": references})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
 
-    def _compute(self, predictions: Any, references: Any) -> dict[str, float | None]:
-        scores = self.scores(predictions, references)
+    def _compute(self, predictions: Any, references: Any) -> Scores:
+        if self.kind != "generation":
+            predictions, references = np.asarray(predictions, dtype=np.float64), np.asarray(references)
+        scores = KINDS[self.kind][0](predictions, references, self.metrics)
         return {**scores, "score": scores[self.metrics[0]]}
 
-    @abstractmethod
-    def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
-        """Return the metrics by name."""
 
+def classification(logits: np.ndarray, labels: np.ndarray, metrics: Sequence[str]) -> Scores:
+    """Return accuracy and cross-entropy (nats) of logits (examples, classes), and what else `metrics` names.
 
-class ClassificationMetric(TaskMetric):
-    """Accuracy and cross-entropy (nats) of logits (examples, classes) against labels (examples,).
-
-    Matthews' correlation and the F1 of class 1 are computed if `metrics` names them. Logits that are not finite make
-    the cross-entropy null.
+    Logits that are not finite make the cross-entropy null.
     """
+    finite = np.asarray(np.isfinite(logits).all(axis=1))
+    chosen = np.where(finite, logits.argmax(axis=1), (labels + 1) % logits.shape[1])  # the next class is wrong
+    scores: Scores = {"accuracy": float((chosen == labels).mean())}
+    scores["cross_entropy"] = _cross_entropy(logits, labels, finite)
+    if {"matthews_correlation", "f1"}.intersection(metrics):
+        from sklearn.metrics import f1_score, matthews_corrcoef  # take a second to import
 
-    def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
-        logits = np.asarray(predictions, dtype=np.float64)
-        labels = np.asarray(references)
-        finite = np.asarray(np.isfinite(logits).all(axis=1))
-        chosen = np.where(finite, logits.argmax(axis=1), (labels + 1) % logits.shape[1])  # the next class is wrong
-        scores = {"accuracy": float((chosen == labels).mean()), "cross_entropy": _cross_entropy(logits, labels, finite)}
-        if "matthews_correlation" in self.metrics:
-            from sklearn.metrics import matthews_corrcoef  # takes a second to import, and most tasks do not need it
-
-            scores["matthews_correlation"] = float(matthews_corrcoef(labels, chosen))
-        if "f1" in self.metrics:
-            from sklearn.metrics import f1_score
-
-            scores["f1"] = float(f1_score(labels, chosen, zero_division=0))
-        return scores
+        others = {"matthews_correlation": matthews_corrcoef, "f1": partial(f1_score, zero_division=0)}
+        scores |= {name: float(others[name](labels, chosen)) for name in metrics if name in others}
+    return scores
 
 
-class RegressionMetric(TaskMetric):
-    """Pearson's and Spearman's correlation of logits (examples, 1) with numbers (examples,).
+def regression(logits: np.ndarray, numbers: np.ndarray, metrics: Sequence[str]) -> Scores:
+    """Return correlations of logits (examples, 1) with numbers (examples,); 0 if one is constant or not finite."""
+    from scipy.stats import pearsonr, spearmanr  # take a second to import
 
-    Both are 0 if all predictions or all numbers are equal, or a prediction is not finite.
+    given, truth = logits[:, 0], numbers.astype(np.float64)
+    defined = np.isfinite(given).all() and np.ptp(given) > 0 and np.ptp(truth) > 0
+    correlations: dict[str, Any] = {"pearson": pearsonr, "spearman": spearmanr}
+    return {name: float(correlations[name](given, truth).statistic) if defined else 0.0 for name in metrics}
+
+
+def multiple_choice(logits: np.ndarray, labels: np.ndarray, metrics: Sequence[str]) -> Scores:
+    """Return accuracy and cross-entropy (nats) of logits (examples, options), which are -inf for missing options.
+
+    Other logits that are not finite make the cross-entropy null.
     """
-
-    references = datasets.Value("float32")
-
-    def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
-        numbers, truth = np.asarray(predictions, dtype=np.float64)[:, 0], np.asarray(references, dtype=np.float64)
-        defined = np.isfinite(numbers).all() and np.ptp(numbers) > 0 and np.ptp(truth) > 0
-        from scipy.stats import pearsonr, spearmanr
-
-        correlations: dict[str, Any] = {"pearson": pearsonr, "spearman": spearmanr}
-        return {name: float(correlations[name](numbers, truth).statistic) if defined else 0.0 for name in self.metrics}
+    right = logits[np.arange(len(labels)), labels]
+    usable: np.ndarray = (np.isfinite(logits) | np.isneginf(logits)).all(axis=1) & np.isfinite(right)
+    correct = usable & (logits.argmax(axis=1) == labels)
+    return {"accuracy": float(correct.mean()), "cross_entropy": _cross_entropy(logits, labels, usable)}
 
 
-class MultipleChoiceMetric(TaskMetric):
-    """Accuracy and cross-entropy (nats) of logits (examples, options) against indices (examples,).
-
-    The logit of a missing option is -inf. Other logits that are not finite make the cross-entropy null.
-    """
-
-    def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
-        logits = np.asarray(predictions, dtype=np.float64)
-        labels = np.asarray(references)
-        right = logits[np.arange(len(labels)), labels]
-        usable: np.ndarray = (np.isfinite(logits) | np.isneginf(logits)).all(axis=1) & np.isfinite(right)
-        correct = usable & (logits.argmax(axis=1) == labels)
-        return {"accuracy": float(correct.mean()), "cross_entropy": _cross_entropy(logits, labels, usable)}
-
-
-class GenerationMetric(TaskMetric):
-    """Exact match and F1 of words of generated strings, both in [0, 1] (Rajpurkar et al., EMNLP 2016, section 6.1).
-
-    Each string is compared with all its accepted answers, and the best match counts.
-    """
-
-    predictions = datasets.Value("string")
-    references = datasets.Sequence(datasets.Value("string"))
-    inputs = "predictions: strings, references: lists of accepted strings"
-
-    def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
-        pairs = list(zip(predictions, references, strict=True))
-        measures = {"exact_match": exact_match, "f1": word_f1}
-        return {
-            name: float(np.mean([max(measure(given, answer) for answer in answers) for given, answers in pairs]))
-            for name, measure in measures.items()
-        }
+def generation(texts: Sequence[str], accepted: Sequence[Sequence[str]], metrics: Sequence[str]) -> Scores:
+    """Return exact match and F1 of words, in [0, 1], of the best match (Rajpurkar et al., EMNLP 2016, section 6.1)."""
+    measures = {"exact_match": exact_match, "f1": word_f1}
+    pairs = list(zip(texts, accepted, strict=True))
+    return {
+        name: float(np.mean([max(measure(text, answer) for answer in answers) for text, answers in pairs]))
+        for name, measure in measures.items()
+    }
 
 
 def normalised(text: str) -> str:
@@ -146,21 +117,22 @@ def _cross_entropy(logits: np.ndarray, labels: np.ndarray, usable: np.ndarray) -
     return float((logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]).mean())
 
 
+LOGITS, TEXT = datasets.Sequence(datasets.Value("float32")), datasets.Value("string")
+KINDS: dict[str, tuple[Callable[[Any, Any, Sequence[str]], Scores], Any, Any]] = {
+    "classification": (classification, LOGITS, datasets.Value("int64")),
+    "regression": (regression, LOGITS, datasets.Value("float32")),
+    "multiple choice": (multiple_choice, LOGITS, datasets.Value("int64")),
+    "generation": (generation, TEXT, datasets.Sequence(TEXT)),
+}
+
+
 def time_to_accuracy(evaluations: list[dict], target: float | None) -> dict | None:
-    """Find the first of two evaluations in a row with a lossy score of at least `target`.
+    """Return "target", "step" and "seconds" of the first of two evaluations in a row whose lossy score reaches it."""
 
-    Args:
-        evaluations: dicts with "step", "seconds" and "score_lossy".
-        target: the score to reach; None for no target.
+    def reached(evaluation: dict) -> bool:
+        return target is not None and evaluation["score_lossy"] is not None and evaluation["score_lossy"] >= target
 
-    Returns:
-        "target", "step" and "seconds"; None if there is no target, or no two evaluations in a row reach it.
-    """
-    if target is None:
-        return None
-    scores = [evaluation["score_lossy"] for evaluation in evaluations]
-    reached = [score is not None and score >= target for score in scores]
-    for now, following, evaluation in zip(reached, reached[1:], evaluations, strict=False):
-        if now and following:
-            return {"target": target, "step": evaluation["step"], "seconds": evaluation["seconds"]}
+    for now, following in pairwise(evaluations):
+        if reached(now) and reached(following):
+            return {"target": target, "step": now["step"], "seconds": now["seconds"]}
     return None

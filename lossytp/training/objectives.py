@@ -1,6 +1,5 @@
 """What a run trains on: fine-tuning on a task, or pretraining on text. Each has batches, scores and files."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -15,10 +14,7 @@ from lossytp.parallel.replicas import gathered, local
 from lossytp.training.batches import ANSWER_TOKENS, Dataset, evaluation_batches, load_dataset, training_batches
 from lossytp.training.config import PretrainConfig, RunSettings, TrainConfig
 from lossytp.training.engine import Engine
-from lossytp.training.files import (
-    own_files,
-    write_atomically,
-)
+from lossytp.training.files import own_files, write_atomically
 from lossytp.training.metrics import time_to_accuracy
 from lossytp.training.models import (
     build_language_model,
@@ -52,20 +48,18 @@ from lossytp.training.text import (
 
 if TYPE_CHECKING:
     import evaluate
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 Config = TypeVar("Config", bound=RunSettings)
 
 
-class Objective(ABC, Generic[Config]):
-    """The task of one run, for the training loop. Every process has one, and all read the same data in the same order.
+class Objective(Generic[Config]):
+    """The task of one run, for the training loop. Every process has one; all read the same data in the same order.
 
-    Args:
-        config: the run's configuration.
-
-    Raises:
-        ValueError: if the data or the tokenizer cannot be used.
+    A subclass adds `data_sha256` (the hash of the data that a configuration names), `check_folder` (raises ValueError
+    if the user's files are where the run will write), `dense_model` (before it is made parallel), `batch` (of all
+    replicas), `state_dict` and `load_state_dict` (the position in the data after a number of steps), `scores` (metrics
+    over the current network, a dict for each rank that may differ) and `described` (the record's entry `data`).
     """
 
     name: ClassVar[str]
@@ -74,47 +68,9 @@ class Objective(ABC, Generic[Config]):
     """The metric whose spread over ranks is recorded."""
     keeps_checkpoint: ClassVar[bool] = False
     """Whether a finished run keeps its last checkpoint, so that it can be continued."""
-    tokenizer: "PreTrainedTokenizerFast"
-    sha256: str
-    """The hash of the data."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-
-    @staticmethod
-    @abstractmethod
-    def data_sha256(config: Any) -> str:
-        """Return the hash of the data that `config` names, as a record holds it."""
-
-    @staticmethod
-    @abstractmethod
-    def check_folder(config: Any) -> None:
-        """Raise ValueError if the user's files are where the run will write; the first process calls this."""
-
-    @abstractmethod
-    def dense_model(self) -> "PreTrainedModel":
-        """Return the model to train, before it is made parallel."""
-
-    @abstractmethod
-    def batch(self) -> dict[str, Tensor]:
-        """Return the next batch of all replicas: `input_ids`, `labels` and what else the model takes."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data, after the last batch: tensors, numbers, and lists of them."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
-        """Continue from `state_dict()`, which was taken after the batch of step `steps`."""
-
-    @abstractmethod
-    def scores(self, engine: Engine, *, last: bool) -> list[dict[str, Any]]:
-        """Return the metrics over the current network, a dict for each rank that may differ.
-
-        Args:
-            engine: the model.
-            last: whether the run ends here.
-        """
 
     def better(self, point: dict[str, Any]) -> float:
         """Return a number that grows as evaluations get better."""
@@ -130,9 +86,6 @@ class Objective(ABC, Generic[Config]):
     def round_weights_(self, engine: Engine) -> None:
         """Change the trained weights to what will be saved, before the last evaluation."""
 
-    def save(self, engine: Engine) -> None:
-        """Save the trained model, if wanted."""
-
     def position(self) -> dict[str, int]:
         """Return the position in the data, by name, for lines of progress; empty if it says nothing."""
         return {}
@@ -140,10 +93,6 @@ class Objective(ABC, Generic[Config]):
     def sample(self, engine: Engine) -> str:
         """Return a text that the model writes; "" if it writes none."""
         return ""
-
-    @abstractmethod
-    def described(self) -> dict[str, Any]:
-        """Return the record's entry `data`."""
 
     def outcome(self, evaluations: list[dict]) -> dict[str, Any]:
         """Return further entries of the record, such as when scores were reached."""
@@ -166,7 +115,6 @@ def scores(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
 
     Returns:
         One dict of metrics for each process that has results, or for each rank if ranks have their own streams.
-        Generated text is the first rank's on every process.
     """
     score = _generated if data.task.kind == "generation" else _chosen
     return [each for theirs in gathered(score(engine, data), engine.network) for each in theirs]
@@ -259,7 +207,7 @@ class FineTuning(Objective[TrainConfig]):
         if config.output.save_model:
             check_folders(Path(config.output.output_dir))
 
-    def dense_model(self) -> "PreTrainedModel":
+    def dense_model(self) -> PreTrainedModel:
         config, task = self.config, self.data.task
         check_configuration(
             config.model_name, self.tokenizer, config.network.tensor_parallel_size, config.data.max_length
@@ -371,7 +319,7 @@ class Pretraining(Objective[PretrainConfig]):
             self.validation = all_blocks(held_out, self.tokenizer, block_size=size, at_most=blocks)
 
     @property
-    def sha256(self) -> str:  # type: ignore[override]
+    def sha256(self) -> str:
         with waiting("pretraining: hashing the text"):
             return self._hash.result()
 
@@ -385,7 +333,7 @@ class Pretraining(Objective[PretrainConfig]):
         if config.output.save_model:
             own_files(Path(config.output.output_dir), FILES)
 
-    def dense_model(self) -> "PreTrainedModel":
+    def dense_model(self) -> PreTrainedModel:
         dense: Any = deferred(self._build) if self.config.parallelism.deferred_init else self._build()
         length = prompt(self.tokenizer, self.config.data.prompt)["input_ids"].shape[1]
         positions = dense.config.max_position_embeddings
@@ -397,7 +345,7 @@ class Pretraining(Objective[PretrainConfig]):
         self._parameters = dense.num_parameters()
         return dense
 
-    def _build(self) -> "PreTrainedModel":
+    def _build(self) -> PreTrainedModel:
         config = self.config
         return build_language_model(
             config.model_name,
@@ -477,12 +425,6 @@ def _batch(blocks: Tensor) -> dict[str, Tensor]:
     return {"input_ids": blocks, "labels": blocks}
 
 
-# Choose a configuration's objective.
-
-
-OBJECTIVES: dict[type[RunSettings], type[Objective[Any]]] = {TrainConfig: FineTuning, PretrainConfig: Pretraining}
-
-
-def objective_of(config: RunSettings) -> type[Objective[Any]]:
+def objective_of(config: RunSettings) -> type[Any]:
     """Return the class of the run's objective."""
-    return OBJECTIVES[type(config)]
+    return Pretraining if isinstance(config, PretrainConfig) else FineTuning

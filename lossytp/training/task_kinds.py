@@ -3,19 +3,20 @@
 A text is a template over the row's columns ("{premise}"), or a function of the row.
 """
 
-import hashlib
 import math
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from string import Formatter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from unicodedata import normalize
 
-from lossytp.training.rows import PART, Files, Row, RowSource, Source, Split, code_digest, identity, sample_indices
+import numpy as np
+
+from lossytp.network.checks import shown
+from lossytp.training.rows import PART, Row, RowSource, Split, code_digest, sample_indices
 
 if TYPE_CHECKING:
     import evaluate
@@ -65,16 +66,12 @@ def class_of(value: Any, labels: tuple[str, ...]) -> int | None:
 
 
 def index_of(value: Any, number: int, meaning: str) -> int | None:
-    """Return an index that is given as a number or as digits; None for values that mean no label.
-
-    Raises:
-        ValueError: if the value is not an index below `number`; `meaning` names what it should be.
-    """
+    """Return an index that is given as a number or as digits; None for values that mean no label."""
     index = number_of(value)
     if value is None or value == "" or index == -1:
         return None
     if index is None or not index.is_integer() or not 0 <= index < number:
-        raise ValueError(f"label {value!r} is not {meaning}: give one that is, or leave out such rows")
+        raise ValueError(f"label {shown(value)} is not {meaning}: give one that is, or leave out such rows")
     return int(index)
 
 
@@ -82,79 +79,29 @@ def index_of(value: Any, number: int, meaning: str) -> int | None:
 
 
 Text = str | Callable[[Row], str]
-SHOWN = 60  # characters of a wrong value
 
 
 def text_of(template: Text, row: Row) -> str:
-    """Return the row's text, without trailing white space; a null counts as "".
-
-    Raises:
-        KeyError: if the row lacks a column.
-        ValueError: if a column, or the function's result, is not text.
-    """
-    if not callable(template):
-        return "".join(literal + _cell(row, *cell) for literal, *cell in _parsed(template)).rstrip()
-    text = template(row)
-    if not isinstance(text, str):
-        raise ValueError(f"a function returned {str(text)[:SHOWN]!r} for the row, which is not text: return a str")
-    return text.rstrip()
-
-
-def check_template(name: str, template: str) -> None:
-    """Raise ValueError if the template is malformed, or names no column."""
-    try:
-        columns = [column for _, column, _, _ in _parsed(template) if column is not None]
-    except ValueError as error:
-        raise ValueError(f"{name} = {error}") from None
-    if name == "body" and not columns:
-        raise ValueError(f"{name} = {template[:SHOWN]!r} names no column: write one in braces, such as {{text}}")
-    if "" in columns or any(column.isdigit() for column in columns):
-        raise ValueError(f"{name} = {template[:SHOWN]!r} has braces without a column: write one, such as {{text}}")
-
-
-def columns_of(*templates: Text) -> list[str]:
-    """Return the columns that templates name; none for a function."""
-    parsed = [_parsed(template) for template in templates if not callable(template)]
-    return sorted({column for pieces in parsed for _, column, _, _ in pieces if column})
-
-
-def is_filled(value: Any) -> bool:
-    """Return whether a value is neither null nor blank."""
-    return value.strip() != "" if isinstance(value, str) else value is not None
+    """Return the row's text, without trailing white space; a null counts as ""."""
+    if callable(template):
+        return template(row).rstrip()
+    used = {name: row[name] for name in columns_of(template)}
+    for name, value in used.items():
+        if not isinstance(value, str | int | float | None):
+            raise ValueError(f"column {name!r} holds {shown(value)}, which is not text: name a column of text")
+    return template.format_map({name: "" if value is None else value for name, value in used.items()}).rstrip()
 
 
 @lru_cache
-def _parsed(template: str) -> tuple[tuple[str, str | None, str | None, str | None], ...]:
-    """Return a template's pieces: a text, then a column, its layout and its conversion, which the last may lack."""
-    shown = repr(template[:SHOWN])
-    try:
-        pieces = tuple(Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"{shown} is malformed ({error}): pair the braces, and double those of the text") from None
-    if any(re.search(r"\d{4}", layout or "") for _, _, layout, _ in pieces):
-        raise ValueError(f"{shown} has a width of 1000 or more: give at most 999")
-    return pieces
-
-
-def _cell(row: Row, column: str | None, layout: str | None, conversion: str | None) -> str:
-    """Return the text of a column. A value that is not text needs a conversion or a layout: {stars!s}, {price:.2f}."""
-    if column is None or row[column] is None:
-        return ""
-    value = row[column]
-    if not (layout or conversion or isinstance(value, str)):
-        raise ValueError(
-            f"column {column!r} holds {str(value)[:SHOWN]!r}, which is not text: name a column of text, or write "
-            f"{{{column}!s}} to read the value as text"
-        )
-    return format(Formatter().convert_field(value, conversion), layout or "")
+def columns_of(*templates: Text) -> tuple[str, ...]:
+    """Return the columns that templates name; none for a function."""
+    parsed = [Formatter().parse(template) for template in templates if not callable(template)]
+    return tuple(sorted({column for pieces in parsed for _, column, _, _ in pieces if column}))
 
 
 Column = str | Callable[[Row], Any]
 Label = int | float | tuple[str, ...]
-Made = TypeVar("Made")
-AS_WRITTEN = ("label", "options", "answer", "answers")  # fields that name columns which are not numbers to count with
 ROWS_AT_ONCE = 1000
-LONGEST_LIST = 8  # values that a message lists
 
 
 class Example(NamedTuple):
@@ -184,8 +131,6 @@ class Task(ABC):
     cut: ClassVar[Literal["left", "right"]] = "right"
     """The end at which a body is cut."""
     known_metrics: ClassVar[tuple[str, ...]]
-    metric_class: ClassVar[str]
-    """The class in `metrics` that computes them."""
 
     source: RowSource
     body: Text
@@ -201,11 +146,6 @@ class Task(ABC):
         for name in self.metrics:
             if name not in self.known_metrics:
                 raise ValueError(f"{self.kind} has no metric {name!r}: choose from {', '.join(self.known_metrics)}")
-        if isinstance(self.source, Files | Source):
-            named = [getattr(self, field, ()) for field in AS_WRITTEN]
-            texts = [name for names in named for name in (names if isinstance(names, tuple) else [names])]
-            source = replace(self.source, texts=tuple(name for name in texts if isinstance(name, str)))
-            object.__setattr__(self, "source", source)
 
     @property
     def num_logits(self) -> int | None:
@@ -214,10 +154,9 @@ class Task(ABC):
 
     def metric(self) -> "evaluate.Metric":
         """Return a metric that scores `predictions` against `references`. It returns the headline as "score" too."""
-        from lossytp.training import metrics  # slow to import
+        from lossytp.training.metrics import TaskMetric  # slow to import
 
-        scorer: evaluate.Metric = getattr(metrics, self.metric_class)(self.metrics)
-        return scorer
+        return TaskMetric(self.kind, self.metrics)
 
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of a model that always answers with the most frequent label."""
@@ -231,10 +170,6 @@ class Task(ABC):
         """Return the examples of the split, or of a fixed pseudo-random sample of `samples` of its rows.
 
         Rows without a label are left out. Rows of which a text column is null or blank are not.
-
-        Raises:
-            ValueError: if no row has a label, a column is missing, or a text column is empty in all rows or holds
-                values that are not text.
         """
         rows = self.source.rows(split)
         self.check_rows(rows, split)
@@ -243,44 +178,38 @@ class Task(ABC):
         columns = columns_of(self.body, self.ending)
         has_parts = split == "test" and getattr(self.source, "has_parts", False)
         examples, blank = Examples(), 0
-        for row, example in self._each(rows, split, self.example):
-            if example is not None:
-                examples.append(example._replace(part=row[PART]) if has_parts else example)
-                blank += not all(is_filled(row[column]) for column in columns if column in row)
-        if not examples:
-            raise ValueError(f"{self.source} has no labelled row in split {split!r}: give a split with labels")
-        examples.incomplete = {"without_label": len(rows) - len(examples), "without_text": blank}
-        return examples
-
-    def _each(self, rows: "Dataset", split: Split, read: Callable[[Row], Made]) -> Iterator[tuple[Row, Made]]:
-        """Yield each row with what `read` makes of it; an error names the row."""
         for batch in rows.iter(ROWS_AT_ONCE):  # several times faster than row by row
             for values in zip(*batch.values(), strict=True):
                 row = dict(zip(batch, values, strict=True))
                 try:
-                    yield row, read(row)
+                    example = self.example(row)
                 except KeyError as error:
                     fix = f"name one of its columns, {', '.join(row)}"
                     raise ValueError(f"{split} of {self.source} has no column {error}: {fix}") from None
                 except (ValueError, TypeError, AttributeError, OverflowError) as error:  # of users' functions, too
                     raise ValueError(f"{error}, in row {str(row)[:120]} of {split} of {self.source}") from None
+                if example is not None:
+                    examples.append(example._replace(part=row[PART]) if has_parts else example)
+                    texts = [row[column] for column in columns if column in row]
+                    blank += any(text is None or not str(text).strip() for text in texts)
+        if not examples:
+            raise ValueError(f"{self.source} has no labelled row in split {split!r}: give a split with labels")
+        examples.incomplete = {"without_label": len(rows) - len(examples), "without_text": blank}
+        return examples
 
-    def check_rows(self, rows: "Dataset", split: Split) -> None:
+    def check_rows(self, rows: "Dataset", split: Split) -> None:  # noqa: B027
         """Raise ValueError if the rows of a whole split do not fit this task's declaration."""
-        for column in columns_of(self.body, self.ending):
-            if column in rows.column_names and len(rows) and not any(map(is_filled, rows[column])):
-                where = f"{len(rows)} rows of {split} of {self.source}"
-                raise ValueError(f"column {column!r} is empty in all {where}: give text")
 
     def fingerprint(self) -> str:
         """Return a hash of the rows, the declaration and the code of both. Different examples have different hashes."""
-        parts = [self.kind, code_digest(__name__)]
-        parts += [f"{split} {self.source.fingerprint(split)}" for split in ("train", "test")]
-        parts.append(code_digest(text_of.__module__))
-        for each in fields(self):
-            if each.name not in ("source", "metrics", "targets"):
-                parts.append(f"{each.name} {identity(getattr(self, each.name))}")
-        return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+        from datasets.fingerprint import Hasher  # hashes a notebook's function by its code, a module's only by its name
+
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name in ("source", "metrics", "targets"):
+            del values[name]
+        modules = {__name__, *(value.__module__ for value in values.values() if callable(value))}
+        rows = [self.source.fingerprint(split) for split in ("train", "test")]
+        return str(Hasher.hash([self.kind, rows, values, sorted(map(code_digest, modules))]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +218,6 @@ class Classification(Task):
 
     kind: ClassVar[str] = "classification"
     known_metrics: ClassVar[tuple[str, ...]] = ("accuracy", "matthews_correlation", "f1")
-    metric_class: ClassVar[str] = "ClassificationMetric"
 
     ending: Text = ""
     label: Column = "label"
@@ -310,22 +238,20 @@ class Classification(Task):
         return len(self.labels)
 
     def check_rows(self, rows: "Dataset", split: Split) -> None:
-        super().check_rows(rows, split)
-        if split != "train":
-            return
-        values = {repr(value): value for _, value in self._each(rows, split, lambda row: _value(self.label, row))}
-        found = set()
-        for value in values.values():
-            with suppress(ValueError):  # is reported with its row
-                found.add(class_of(value, self.labels))
-        lacking = [label for index, label in enumerate(self.labels) if index not in found]
-        if lacking and found - {None}:  # misspelt, or the values are no indices: -1, 0 and 1 do not count from 0
-            where = f"{f'column {self.label!r} of ' * isinstance(self.label, str)}{split} of {self.source}"
-            held = ", ".join(sorted(values)[:LONGEST_LIST]) + ", ..." * (len(values) > LONGEST_LIST)
-            raise ValueError(
-                f"label {lacking[0]!r} does not occur in {where}, which holds {held}: correct it, or leave it out; "
-                "numbers that are not names count the classes from 0, and -1 means no label"
-            )
+        """Raise ValueError if a class has no training row: -1, 0 and 1, say, do not count three classes from 0."""
+        if split == "train" and isinstance(self.label, str) and self.label in rows.column_names:
+            values = rows.unique(self.label)
+            found = set()
+            for value in values:
+                with suppress(ValueError):  # is reported with its row
+                    found.add(class_of(value, self.labels))
+            lacking = [label for index, label in enumerate(self.labels) if index not in found]
+            if lacking and found - {None}:
+                raise ValueError(
+                    f"label {lacking[0]!r} does not occur in column {self.label!r} of train of {self.source}, which "
+                    f"holds {shown(values)}: correct it, or leave it out; numbers that are not names count the classes "
+                    "from 0, and -1 means no label"
+                )
 
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
         return _constant(self, references, self.num_logits)
@@ -341,7 +267,6 @@ class Regression(Task):
 
     kind: ClassVar[str] = "regression"
     known_metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman")
-    metric_class: ClassVar[str] = "RegressionMetric"
 
     ending: Text = ""
     label: Column = "label"
@@ -352,7 +277,7 @@ class Regression(Task):
             return None
         number = number_of(value)
         if number is None:
-            raise ValueError(f"label {value!r} is not a finite number: give one, or leave out such rows")
+            raise ValueError(f"label {shown(value)} is not a finite number: give one, or leave out such rows")
         return Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), number)
 
 
@@ -363,7 +288,6 @@ class MultipleChoice(Task):
     kind: ClassVar[str] = "multiple choice"
     cut: ClassVar[Literal["left", "right"]] = "left"
     known_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
-    metric_class: ClassVar[str] = "MultipleChoiceMetric"
 
     options: Column | tuple[str, ...]
     """A column that lists the options, several columns with one option each, or a function of the row."""
@@ -379,11 +303,11 @@ class MultipleChoice(Task):
         names = self.options
         options = [row[name] for name in names] if isinstance(names, tuple) else _value(names, row)
         if not isinstance(options, list | tuple) or len(options) < 2:  # a text would give its letters as options
-            raise ValueError(f"options = {str(options)[:60]!r} are not a list of two or more: name a column of such")
+            raise ValueError(f"options = {shown(options)} are not a list of two or more: name a column of such")
         index = index_of(_value(self.answer, row), len(options), f"one of {len(options)} options")
         for option in options:
             if not isinstance(option, str | int | float):
-                raise ValueError(f"option {str(option)[:60]!r} is not text: give text, or leave out such rows")
+                raise ValueError(f"option {shown(option)} is not text: give text, or leave out such rows")
         endings = tuple(text_of(self.ending, {**row, "option": str(option).strip()}) for option in options)
         return None if index is None else Example(text_of(self.body, row).strip(), endings, index)
 
@@ -395,7 +319,6 @@ class Generation(Task):
     kind: ClassVar[str] = "generation"
     cut: ClassVar[Literal["left", "right"]] = "left"
     known_metrics: ClassVar[tuple[str, ...]] = ("exact_match", "f1")
-    metric_class: ClassVar[str] = "GenerationMetric"
 
     ending: Text
     """The text between body and answer, such as " Question: {question} Answer:"."""
@@ -410,7 +333,7 @@ class Generation(Task):
         value = _value(self.answers, row)
         given = [] if value is None else value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(answer, str) for answer in given):
-            raise ValueError(f"answers = {str(value)[:60]!r} are not a text or a list of texts: name a column of such")
+            raise ValueError(f"answers = {shown(value)} are not a text or a list of texts: name a column of such")
         answers = tuple(dict.fromkeys(answer.strip() for answer in given if answer.strip()))
         return Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), answers) if answers else None
 
@@ -420,8 +343,6 @@ def _value(column: Column, row: Row) -> Any:
 
 
 def _constant(task: Classification | MultipleChoice, references: Sequence[Any], number: int) -> dict[str, float]:
-    import numpy as np
-
     always = np.bincount(np.asarray(references), minlength=number).argmax()
     logits = np.tile(np.eye(number)[always], (len(references), 1))
     scores = task.metric().compute(predictions=logits, references=references)

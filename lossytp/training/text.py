@@ -32,12 +32,9 @@ from lossytp.training.progress import waiting
 from lossytp.training.rows import cached, code_digest
 from lossytp.training.shapes import LLAMAS, PRESETS, reason
 
-# Pack text into blocks of tokens.
-#
-# A block begins with the tokens that the tokenizer puts before every text, if any; running text fills the rest.
+# Pack text into blocks of tokens. A block begins with the tokens that the tokenizer puts before every text, if any.
 #
 # Shapes: B blocks, T tokens a block, P tokens of them from the text, N tokens.
-
 
 SHUFFLED_BLOCKS, SHUFFLED_TOKENS = 8192, 2**20  # the most that is shuffled together
 Result = TypeVar("Result")
@@ -101,15 +98,14 @@ class PackedBlocks:
 
     def batch(self, size: int) -> Tensor:
         """Return the next `size` blocks (B, T)."""
-        parts: list[np.ndarray] = []
-        missing = size
-        while missing:
+        blocks = np.zeros((0, self._room), dtype=np.int64)
+        while (missing := size - len(blocks)) > 0:
             if self._taken == len(self._blocks):
                 self._fill()
-            parts.append(self._blocks[self._taken : self._taken + missing])
-            self._taken += len(parts[-1])
-            missing -= len(parts[-1])
-        return _with_first(self._first, np.concatenate(parts))
+            taken = self._blocks[self._taken : self._taken + missing]
+            self._taken += len(taken)
+            blocks = np.concatenate([blocks, taken])
+        return _with_first(self._first, blocks)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the current portion starts in the text, and how many of its blocks were returned."""
@@ -141,17 +137,7 @@ class PackedBlocks:
             self._next = in_background(self._read, self._portion + 1, self._position, self._rest)
 
     def _read(self, number: int, start: Position, rest: np.ndarray) -> Portion:
-        """Read portion `number`.
-
-        Args:
-            number: counted from 0.
-            start: where the portion begins in the text.
-            rest: tokens before it that filled no block (N,).
-
-        Raises:
-            RuntimeError: if the program ends before the reading does.
-            ValueError: if the text cannot be read, or is shorter than a block.
-        """
+        """Read portion `number`, which begins at `start` and with the tokens `rest` (N,) that filled no block."""
         room, enough = self._room, self._portion_blocks * self._room
         position, pieces, length = start, [rest], len(rest)
         places, ends = [start], [length]  # the tokens before each end are from no later than its place
@@ -204,11 +190,7 @@ def _ended(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> np.ndarray
 def all_blocks(
     text: Corpus, tokenizer: PreTrainedTokenizerFast, *, block_size: int, at_most: int | None = None
 ) -> Tensor:
-    """Return the text's whole blocks, in order (B, T): all, or the first `at_most`.
-
-    Raises:
-        ValueError: if the text is shorter than one block.
-    """
+    """Return the text's whole blocks, in order (B, T): all, or the first `at_most`."""
     first, room = _first_and_room(tokenizer, block_size)
     pieces = list(islice(in_order(([each] for each in text.texts()), tokenizer, room), at_most))
     if not pieces:
@@ -275,11 +257,7 @@ def training_text(config: PretrainConfig) -> Corpus:
 
 
 def validation_text(config: PretrainConfig) -> Corpus:
-    """Return the text to validate on.
-
-    Raises:
-        ValueError: if the training text has a file of it too.
-    """
+    """Return the text to validate on, which has no file of the training text."""
     if config.data.validation_glob is None:
         return corpus(text_pattern(config), split="validation", splits_files=True)
     found = corpus(config.data.validation_glob, split="validation")
@@ -298,11 +276,7 @@ def text_pattern(config: PretrainConfig) -> str:
 
 
 def text_sha256(config: PretrainConfig) -> str:
-    """Return the hash of the text that the run trains and validates on.
-
-    Raises:
-        ValueError: if there are no files, or one cannot be read.
-    """
+    """Return the hash of the text that the run trains and validates on."""
     hashes = training_text(config).sha256(), validation_text(config).sha256()
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
@@ -311,9 +285,6 @@ def tokenizer_for(config: PretrainConfig) -> PreTrainedTokenizerFast:
     """Return the tokenizer of `tokenizer_path`, else of a model on the hub or in a folder, else a trained one.
 
     Training reads the first `VOCABULARY_DOCUMENTS` documents. What is trained on them is cached.
-
-    Raises:
-        ValueError: if the named folder holds no usable tokenizer.
     """
     if config.data.tokenizer_path is not None:
         return _loaded(os.path.expanduser(config.data.tokenizer_path), config)

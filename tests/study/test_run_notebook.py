@@ -14,7 +14,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from lossytp.study.run import end_with, execute, main
+from lossytp.study.run import end_with, execute
 
 pytestmark = pytest.mark.slow
 
@@ -67,13 +67,6 @@ def test_parameters_are_a_json_object(tmp_path, parameters):
     result = subprocess.run([*command, "--parameters", parameters], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert re.fullmatch(rf"error: --parameters {re.escape(repr(parameters))} is .*JSON.*\n", result.stderr)
-
-
-def test_a_process_to_watch_is_a_number(monkeypatch):
-    monkeypatch.setenv("LOSSYTP_RUN_PID", "abc")
-    monkeypatch.setattr(sys, "argv", ["run_notebook", "a.ipynb", "b.ipynb"])
-    with pytest.raises(ValueError, match=r"^LOSSYTP_RUN_PID = 'abc' is not a process number: give one, or unset it$"):
-        main()
 
 
 def test_what_is_not_there_or_cannot_be_written_is_one_line(tmp_path):

@@ -217,7 +217,7 @@ def test_an_error_in_a_later_portion_reaches_the_caller_when_it_is_needed(docume
     monkeypatch.setattr(packing, "SHUFFLED_BLOCKS", 3)
     (documents / "b.txt").write_bytes(b"\xff")
     blocks = packed(corpus(str(documents / "*"), split="train"), tokenizer)
-    with pytest.raises(ValueError, match=r"b\.txt is not UTF-8 text"):
+    with pytest.raises(ValueError, match=r"b\.txt cannot be read as UTF-8 text"):
         blocks.batch(10**4)
     assert blocks.position.epoch == 0
 

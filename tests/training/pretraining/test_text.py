@@ -56,7 +56,7 @@ def test_text_of_the_hub_is_read_from_its_copy(tmp_path, monkeypatch):
         ("shakspeare", "dataset = 'shakspeare'.*shakespeare"),
         (
             "openwebtext",
-            r"dataset = 'openwebtext' is neither in LOSSYTP_DATA, .* nor available from the hub \(",
+            r"dataset = 'openwebtext' is neither in LOSSYTP_DATA .* nor available from the hub \(",
         ),
     ],
 )

@@ -1,12 +1,7 @@
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import lossytp
 from lossytp.training.batches import load_dataset
 from lossytp.training.docstrings import LIBRARIES, docstrings_of, mask_names, split_of
 from lossytp.training.models import load_tokenizer
@@ -43,24 +38,6 @@ def test_the_embedded_task_has_nine_classes_no_leak_and_no_names():
     names = re.compile(r"(?<![a-z])(" + "|".join(LIBRARIES) + r")(?![a-z])", re.IGNORECASE)
     assert not any(names.search(text) for text in train | test)
     assert 0.2 < TASKS["docstrings"].chance([example.label for example in examples["test"]])["score"] < 0.35
-
-
-@pytest.mark.slow
-def test_a_script_without_a_main_guard_runs_once(tmp_path):
-    """The library need not be installed if the script's search path has it."""
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "__init__.py").write_text(f'def f():\n    """{LONG}"""\n')
-    (tmp_path / "script.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(lossytp.__file__).parents[1])!r})\n"
-        "from lossytp.training import docstrings\n"
-        "docstrings.LIBRARIES = ('tiny',)\n"
-        "print(sum(map(len, docstrings.load_docstrings().values())))\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    script = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert (script.returncode, script.stdout) == (0, "1\n"), script.stderr
 
 
 def test_a_bag_of_words_classifies_a_sample(monkeypatch):

@@ -61,13 +61,11 @@ def test_an_index_that_could_be_a_name_is_neither(value, labels):
         ([1, 1], ("a", "b"), "a"),
     ],
 )
-@pytest.mark.parametrize("label", ["value", lambda row: row["value"]], ids=["column", "function"])
-def test_a_class_without_a_training_row_is_refused(values, labels, lacking, label):
+def test_a_class_without_a_training_row_is_refused(values, labels, lacking):
     """Otherwise training would drop rows, or shift the names, without a word."""
-    held = ", ".join(sorted(map(repr, set(values))))
-    wrong = task(labels, values * 20, label=label)
+    wrong = task(labels, values * 20)
     for samples in (None, 2):
-        with pytest.raises(ValueError, match=rf"^label '{lacking}' does not occur in .*train of table.* holds {held}:"):
+        with pytest.raises(ValueError, match=rf"^label '{lacking}' does not occur in .*train of table"):
             wrong.examples("train", samples)
     assert wrong.examples("test")
 
