@@ -26,7 +26,6 @@ from lossytp.training.groups import (
     OptimizerSettings,
     OutputSettings,
     ParallelismSettings,
-    PretrainCompute,
     PretrainNetwork,
     PretrainOptimizer,
     PretrainOutput,
@@ -40,14 +39,8 @@ from lossytp.training.task_kinds import Task
 Faults = Iterator[tuple[str, str]]  # the name of a setting, why it does not work, and the fix
 WHERE = ("output_dir", "checkpoint_path", "keep_checkpoints", "task_folder")
 MEANWHILE = ("timeout_s", "checkpoint_steps", "statistics", "tensorboard", "wandb")
-ONLY_OWN_LAYERS = (
-    "sequence_parallel",
-    "exact_adjoint",
-    "wire_dtype",
-    "lossy_module",
-    "lossy_layers",
-    "lossy_positions",
-)
+PLACES = ("lossy_module", "lossy_layers", "lossy_positions")
+ONLY_OWN_LAYERS = ("sequence_parallel", "exact_adjoint", "wire_dtype", *PLACES)
 
 
 class RunSettings(Settings):
@@ -94,11 +87,7 @@ class RunSettings(Settings):
         return self.network.comm(exact_adjoint=self.parallelism.exact_adjoint)
 
     def layout(self, rank: int, world_size: int) -> Layout:
-        """Return the run's layout over `world_size` processes, with this process's rank.
-
-        Raises:
-            ValueError: if the sizes need more or fewer processes.
-        """
+        """Return the layout over `world_size` processes, with this process's rank; refuse too few or too many."""
         ranks, parallelism = self.network.tensor_parallel_size, self.parallelism
         layout = Layout(ranks, parallelism.data_parallel_size, parallelism.pipeline_parallel_size, rank, world_size)
         needed = ranks * parallelism.data_parallel_size * parallelism.pipeline_parallel_size
@@ -217,8 +206,7 @@ class RunSettings(Settings):
         check_links_within(built.named_links, world)
 
     @property
-    def _sizes(self) -> tuple[int, int, int]:
-        """Return the numbers of tensor-parallel ranks, of replicas and of stages."""
+    def _sizes(self) -> tuple[int, int, int]:  # ranks, replicas, stages
         parallelism = self.parallelism
         return self.network.tensor_parallel_size, parallelism.data_parallel_size, parallelism.pipeline_parallel_size
 
@@ -288,7 +276,6 @@ class PretrainConfig(RunSettings):
     parallelism: PretrainParallelism = PretrainParallelism()
     data: TextSettings = TextSettings()
     optimizer: PretrainOptimizer = PretrainOptimizer()
-    compute: PretrainCompute = PretrainCompute()
     output: PretrainOutput = PretrainOutput()
 
     @model_validator(mode="after")

@@ -252,10 +252,11 @@ class DataSettings(TaskSettings):
 
 
 class ComputeSettings(Settings):
-    """The precision, and the test examples to evaluate on."""
+    """The precision, and the examples to evaluate on."""
 
     eval_samples: Count | None = None
-    """Test examples to evaluate on; all if left out."""
+    """Test examples to evaluate on, all if left out; in pretraining held-out blocks, 512 during the run and a million
+    tokens at its end if left out."""
     bf16: bool = False
     """Compute matrix products in bfloat16. Tensor parallelism then sends bfloat16; other traffic stays float32."""
     fp16: bool = False
@@ -409,13 +410,6 @@ class PretrainOptimizer(OptimizerSettings):
     """Decoupled weight decay, of matrices only."""
     gradient_clipping: Annotated[NotNegative | None, none_if_zero] = 1.0
     """Largest norm of all gradients together; 0 or none for no limit."""
-
-
-class PretrainCompute(ComputeSettings):
-    """The precision, and the held-out text to validate on."""
-
-    eval_samples: Count | None = None
-    """Held-out blocks to validate on; if left out, 512 during the run, and a million tokens at its end."""
 
 
 class PretrainOutput(OutputSettings):

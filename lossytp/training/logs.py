@@ -78,12 +78,9 @@ def check_logs(config: RunSettings) -> None:
 
 
 class Logs:
-    """Write numbers and texts to the logs that the configuration asks for.
+    """Write numbers and texts to the logs that the configuration asks for, if `shown`: one process writes for all.
 
-    Args:
-        config: the run's configuration.
-        done: the last step logged before; what a killed run logged after it is replaced.
-        shown: whether to write anything. One process writes for all.
+    What a killed run logged after step `done` is replaced.
     """
 
     def __init__(self, config: RunSettings, *, done: int = 0, shown: bool = True) -> None:

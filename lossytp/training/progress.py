@@ -41,13 +41,9 @@ def details(numbers: Mapping[str, float], position: Mapping[str, int]) -> str:
 
 
 class Progress:
-    """Show steps, the training loss and evaluations on stderr.
+    """Show steps, the training loss and evaluations on stderr, if `shown`: one process shows the progress of all.
 
-    Args:
-        steps: optimizer steps of the whole run.
-        name: what to call the run.
-        done: steps made before the run was resumed.
-        shown: whether to show anything. One process shows the progress of all.
+    The run called `name` makes `steps` steps in all, of which `done` were made before it was resumed.
     """
 
     def __init__(self, steps: int, *, name: str = "training", done: int = 0, shown: bool = True) -> None:

@@ -65,9 +65,9 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
     if record is None:
         return None
     kind, written = settings_class(record["config"]), record["config"]
-    changed = config.differences(written)
-    if changed or not isinstance(config, kind):
-        what = f"with {config.compared(changed, written)}" if isinstance(config, kind) else f"of {PROGRAMS[kind]}"
+    changed = config.differences(written) if isinstance(config, kind) else None
+    if changed != []:
+        what = f"with {config.compared(changed, written)}" if changed else f"of {PROGRAMS[kind]}"
         raise ValueError(f"output_dir = {folder!r} holds a run {what}: give another folder")
     return record if without_obsolete(written) == config.result_settings() else None
 
