@@ -57,7 +57,6 @@ def check_parameters(kind_of: Callable[[Mapping[str, Any]], type[Settings]] | No
     fields: dict[str, Any] = {name: (kind, ...) for name, kind in declared.items()}
     own = create_model("Parameters", __base__=Settings, **fields)
     kind: Any = kind_of(values) if kind_of else own
-    kind.check_names(values)
     values = {name: _read(name, value, kind.check_type) for name, value in values.items()}
     shell.user_ns.update(values)
     return kind.from_dict(values)

@@ -6,7 +6,6 @@ renamed once it is whole and on the disk. So a run that is killed at any moment 
 A process's file holds its shards, with their places in the dense model (`lossytp.parallel.shards`), and what it has
 alone: its random generator, its links, and what repairs remember. At the layout that wrote a checkpoint, each process
 reads its own file, and the run goes on to the last digit. Processes of another layout read all files.
-`torch.distributed.checkpoint` needs DTensors, which these shards are not, and its index can run code.
 """
 
 import json
@@ -70,11 +69,7 @@ class History:
 
 
 def save(run: "Run", step: int) -> None:
-    """Save the state after a step. All processes must call this.
-
-    Raises:
-        ValueError: if it cannot be written; the previous checkpoint stays.
-    """
+    """Save the state after a step. All processes must call this. If it fails, the previous checkpoint stays."""
     collective, tensors = collective_of(run.engine.module), []
     for parameter, shard in shards(run.engine.module, run.layout):
         values = {"parameter": parameter, **run.optimizer.state.get(parameter, {})}
@@ -205,9 +200,6 @@ def _begin_from_weights(run: "Run") -> None:
     """Fill the parameters with the weights that another program saved, if `checkpoint_path` names a file of them.
 
     The optimizer, the data and the learning rate begin anew, because their layout differs from program to program.
-
-    Raises:
-        ValueError: if the file cannot be read without running code, or its weights are not this model's, or not finite.
     """
     file = run.checkpoints.sources.weights
     if file is None:
@@ -216,18 +208,15 @@ def _begin_from_weights(run: "Run") -> None:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
         found = next(each for each in (content, *(content.get(name) for name in ENTRIES)) if _is_state_dict(each))
     except Exception as error:
-        raise ValueError(
-            f"{file} holds no weights, at its top level or under {', '.join(ENTRIES)}, or more than tensors: give a "
-            "file of weights that torch.save wrote, or leave checkpoint_path out"
-        ) from error
+        where = f"at its top level or under {', '.join(ENTRIES)}, or more than tensors"
+        raise ValueError(f"{file} holds no weights, {where}: give a file of weights that torch.save wrote") from error
     weights = {name.removeprefix(PREFIXES[0]).removeprefix(PREFIXES[1]): tensor for name, tensor in found.items()}
 
     def dense(part: Part) -> Tensor:
         tensor = weights.get(part.name)
         if tensor is None or tuple(tensor.shape) != part.shape or not tensor.isfinite().all():
-            raise ValueError(
-                f"{file} lacks {part.name} of shape {part.shape} and finite values: give the weights of the same model"
-            )
+            what = f"{part.name} of shape {part.shape} and finite values"
+            raise ValueError(f"{file} lacks {what}: give the weights of the same model")
         return tensor
 
     for parameter, shard in shards(run.engine.module, run.layout):
@@ -333,11 +322,7 @@ class Checkpoints:
                 delete(part)  # if it could not be finished
 
     def find(self) -> Found | None:
-        """Return the newest whole checkpoint to resume from, or None if there is none.
-
-        Raises:
-            ValueError: if it is of another configuration, or damaged and there is no older one.
-        """
+        """Return the newest checkpoint to resume from, or None; raise ValueError if the run cannot go on from it."""
         return on_rank_zero(self._find, self.network)
 
     def remove(self) -> None:
@@ -370,13 +355,10 @@ class Checkpoints:
         unseen = [rank for rank in range(self.layout["processes"]) if not (part / f"process-{rank}.pt").is_file()]
         if unseen:
             raise ValueError(
-                f"{part} lacks the file of process {unseen[0]}, which another machine wrote: give an output_dir that "
-                "all machines see"
+                f"{part} lacks the file of process {unseen[0]}: give an output_dir that all machines share"
             )
-        found = Found(
-            finished, os.path.abspath(self.config.output.output_dir), self.layout, self.config.result_settings()
-        )
-        marker = {**found._asdict(), "folder": finished.name, "version": VERSION}
+        run = os.path.abspath(self.config.output.output_dir)
+        marker = {"run": run, "layout": self.layout, "config": self.config.result_settings(), "version": VERSION}
         write_atomically(part / MARKER, json.dumps(marker))
         sync(part)
         delete(finished)  # of a run that went on from an earlier step
@@ -390,31 +372,24 @@ class Checkpoints:
 
     def _find(self) -> Found | None:
         refuse([path for path in self.folder.glob("step-*") if not (path / MARKER).is_file()])
-        damage: list[tuple[Path, str]] = []
-        for folder in self.sources.checkpoints:
+        given = self.config.output.checkpoint_path
+        if self.sources.checkpoints:
+            folder = self.sources.checkpoints[0]
             try:
                 found = _read(folder)
             except Exception as error:  # a damaged file can raise anything
-                damage.append((folder, first_line(error)))
-                continue
+                reason = first_line(error)
+                raise ValueError(f"{folder} cannot be read ({reason}): {self.to_start_over(folder)}") from error
             self._check(found)
-            for damaged, reason in damage:
-                print(f"{damaged} cannot be read ({reason}): resuming from {folder} instead", file=sys.stderr)
             return found
-        if damage:
-            folder, reason = damage[0]
-            raise ValueError(f"{folder} cannot be read ({reason}): {self.to_start_over(folder)}")
-        given = self.config.output.checkpoint_path
         if given is not None and self.sources.weights is None and Path(given) != self.folder:
-            raise ValueError(
-                f"checkpoint_path = {given!r} is no checkpoint, no folder of some, and no .pth file: give one, or "
-                "leave it out to start over"
-            )
+            what = "is no checkpoint, no folder of some, and no .pth file"
+            raise ValueError(f"checkpoint_path = {given!r} {what}: give one, or leave it out to start over")
         return None
 
     def _check(self, found: Found) -> None:
         """Raise ValueError if the run cannot go on from a checkpoint."""
-        written = {**self.config.result_defaults(), **found.config}
+        written = {**self.config.result_of(self.config.defaults()), **found.config}
         changed = [name for name in self.config.differences(written) if name not in LAYOUT]
         if changed:
             raise ValueError(
@@ -437,7 +412,7 @@ def _read(folder: Path) -> Found:
     found = Found(**{**marker, "folder": folder})
     for rank in range(found.layout["processes"]):
         with zipfile.ZipFile(folder / f"process-{rank}.pt") as file:
-            if (damaged := file.testzip()) is not None:
+            if (damaged := file.testzip()) is not None:  # which torch.load would not notice
                 raise ValueError(f"the checksum of {damaged} does not match")
     return found
 

@@ -8,9 +8,9 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
@@ -19,65 +19,20 @@ from ruamel.yaml.error import YAMLError
 from lossytp.network.bounded_files import content_of
 from lossytp.network.checks import check_names, printable
 from lossytp.parallel.group import rank_and_world_size
-from lossytp.training.settings import OBSOLETE, Settings, choices_of, without_obsolete
+from lossytp.training.settings import OBSOLETE, Settings, without_obsolete
 
-# Translate the command lines of earlier studies, whose flags have other names or forms here, or no use.
-#
-# `tests/training/test_old_command_lines.py` lists those command lines.
-
-
+# Flags of earlier studies, as in `tests/training/test_old_command_lines.py`.
 RENAMED = {"eval_interval": "eval_steps"}
 BARE = {"gradient_clipping": "1.0"}  # the value of a flag that stands alone
-IMPLIED = {"patience": ("eval_steps", "20"), "target_accuracy": ("eval_steps", "20")}  # the studies' default
+IMPLIED = {"patience": {"eval_steps": 20}, "target_accuracy": {"eval_steps": 20}}  # the studies' default
 REFUSED = {name: f"{instead}; leave it out" for name, (_, instead) in OBSOLETE.items()} | {
     "teacher_device_map": "no teacher model is loaded here, so there is none to place: leave it out"
 }
 
-
-def without_old_flags(words: Sequence[str], known: Collection[str]) -> list[str]:
-    """Return a command line in which every flag of an earlier study is one of today's.
-
-    Args:
-        words: the arguments.
-        known: the names of today's parameters. A name among them keeps its own meaning.
-
-    Raises:
-        ValueError: if a flag has no counterpart; the message says why.
-    """
-    read, rest = [], list(words)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        name = name.replace("-", "_")
-        alone = not rest or rest[0].startswith("--")
-        if not word.startswith("--") or (name in known and name not in BARE):
-            read.append(word)
-        elif name in REFUSED:
-            raise ValueError(f"{word} is not supported: {REFUSED[name]}")
-        elif name == "local_rank":
-            _take_local_rank(value if equals else "" if alone else rest.pop(0))
-        elif name in BARE and name in known and not equals and alone:
-            read.append(f"--{name}={BARE[name]}")
-        elif RENAMED.get(name) in known:
-            read.append(f"--{RENAMED[name]}{equals}{value}")
-        else:
-            read.append(word)
-    return read
-
-
-def implied(given: Collection[str], known: Collection[str]) -> dict[str, str]:
-    """Return the flags that others imply, as in the earlier studies."""
-    return dict(IMPLIED[name] for name in given if name in IMPLIED and IMPLIED[name][0] in known)
-
-
-def _take_local_rank(value: str) -> None:
-    """Set LOCAL_RANK to the number that an older launcher gives as a flag, unless it is set already."""
-    if not value.removeprefix("-").isdecimal():
-        raise ValueError(
-            f"--local_rank = {value!r} is not a whole number: leave it out, because torchrun sets LOCAL_RANK"
-        )
-    if int(value) >= 0 and "RANK" in os.environ:
-        os.environ.setdefault("LOCAL_RANK", value)
+GO_WITH_DATASET = ("declaration", "task_folder")  # a file's are dropped if the command line names another task
+SECONDS_TO_SPEAK = 2.0
+UNREAD = 141  # a shell's code for a process that SIGPIPE ended
+CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "was likely closed", "Broken pipe")
 
 
 class _Constructor(SafeConstructor):
@@ -105,27 +60,11 @@ def read_yaml(text: str) -> Any:
 
 
 def read_yaml_file(name: str, file: Path) -> Any:
-    """Return the content of a YAML file.
-
-    Raises:
-        ValueError: if the file cannot be read, or is not YAML; the message begins with `name`.
-    """
+    """Return the content of a YAML file; raise ValueError, with a message that begins with `name`, if it has none."""
     try:
-        text = content_of(file).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is not UTF-8 ({error}): save it as UTF-8") from error
+        return read_yaml(content_of(file).decode("utf-8"))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    try:
-        return read_yaml(text)
-    except ValueError as error:
-        raise ValueError(f"{name} {error}") from error
-
-
-GO_WITH_DATASET = ("declaration", "task_folder")  # a file's are dropped if the command line names another task
-SECONDS_TO_SPEAK = 2.0
-UNREAD = 141  # a shell's code for a process that SIGPIPE ended
-CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "was likely closed", "Broken pipe")
 
 
 def parse(kind: type[Any], description: str | None, arguments: Sequence[str] | None = None) -> Any:
@@ -142,67 +81,70 @@ def parse(kind: type[Any], description: str | None, arguments: Sequence[str] | N
     Raises:
         ValueError: if an argument is unknown, malformed, given twice or out of range.
     """
-    known = [name for name, _ in kind.flat_fields()]
-    words = without_old_flags(sys.argv[1:] if arguments is None else arguments, known)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     if "--help" in words or "-h" in words:
         _help(kind, _program(arguments), description)
         sys.exit(0)
-    given: dict[str, Any] = {}
-    for name, value in _flags(kind, words):
+    fields, given = dict(kind.flat_fields()), dict[str, Any]()
+    flags, rest = _flags(kind, words)
+    value: Any
+    for name, text in flags:
+        if name == "local_rank":
+            _take_local_rank(text or "")
+            continue
+        if name in REFUSED and name not in fields:
+            raise ValueError(f"--{name} is not supported: {REFUSED[name]}")
+        name = RENAMED[name] if RENAMED.get(name) in fields else name
+        switch = name.removeprefix("no_")
+        if switch in fields and fields[switch].annotation is bool:
+            if text is not None:
+                raise ValueError(f"--{name} is a switch and takes no value: give --{switch} or --no-{switch}")
+            name, value = switch, switch == name
+        else:
+            check_names([name], [*fields, "config"])
+            if (text := BARE.get(name) if text is None else text) is None:
+                raise ValueError(f"--{name} has no value: give one")
+            value = text if name == "config" else kind.as_flag_value(name, text)
         if name in given:
             raise ValueError(f"--{name} is given twice: give it once")
         given[name] = value
-    values: dict[str, Any] = {}
-    if "config" in given:
-        values = _parameters_in(file := Path(given.pop("config")), list(given))
-        dropped = GO_WITH_DATASET if "dataset" in given else ()
-        values = {name: value for name, value in values.items() if name not in dropped}
-        try:
-            check_names(without_obsolete(values), kind.known())
-        except ValueError as error:
-            raise ValueError(f"--config {file}: {error}") from error
-    for name, value in implied(given, known).items():
-        given.setdefault(name, kind.as_flag_value(name, value))
+    if rest:
+        raise ValueError(
+            f"{printable(rest[0])} belongs to no flag: write --NAME before a value, and none after a switch"
+        )
+    values = _parameters_in(kind, Path(given.pop("config")), given) if "config" in given else {}
+    for name in given.keys() & IMPLIED.keys():
+        values = {each: value for each, value in IMPLIED[name].items() if each in fields} | values
     return kind(**{**values, **given})
 
 
 def split_at_program(kind: type[Settings], words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line before its first word that is neither a flag nor a flag's value: a program, or -m."""
-    alone, stop = {*_switches(kind), "help", "h", ""}, 0
-    while stop < len(words) and (words[stop].startswith("--") or words[stop] == "-h"):
-        flag, equals, _ = words[stop].partition("=")
-        name = flag.lstrip("-").replace("-", "_").removeprefix("no_")
-        has_value = not equals and name not in alone and stop + 1 < len(words)
-        stop += 2 if has_value and not words[stop + 1].startswith("--") else 1
-    return list(words[:stop]), list(words[stop:])
+    rest = _flags(kind, words)[1]
+    return list(words[: len(words) - len(rest)]), rest
 
 
-def _switches(kind: type[Settings]) -> set[str]:
-    return {name for name, field in kind.flat_fields() if field.annotation is bool}
+def _flags(kind: type[Settings], words: Sequence[str]) -> tuple[list[tuple[str, str | None]], list[str]]:
+    """Return the name of each flag, with its text, if any, and the words from the first that belongs to no flag."""
+    switches = {name for name, field in kind.flat_fields() if field.annotation is bool}
+    found, rest = [], list(words)
+    while rest and (rest[0].startswith("--") or rest[0] == "-h"):
+        flag, equals, text = rest.pop(0).partition("=")
+        name = flag.lstrip("-").replace("-", "_")
+        alone = name.removeprefix("no_") in {*switches, "", "help", "h"} or not rest or rest[0].startswith("--")
+        if flag != "--":
+            found.append((name, text if equals else None if alone else rest.pop(0)))
+    return found, rest
 
 
-def _flags(kind: type[Settings], words: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values that the flags set."""
-    fields, switches = dict(kind.flat_fields()), _switches(kind)
-    rest = [word for word in words if word != "--"]
-    while rest:
-        flag, equals, text = (word := rest.pop(0)).partition("=")
-        if not word.startswith("--"):
-            fix = f"write --{word}" if word.replace("-", "_") in fields else "see --help"
-            raise ValueError(f"{printable(word)} belongs to no flag: {fix}")
-        name = flag.removeprefix("--").replace("-", "_")
-        switch = name.removeprefix("no_")
-        if switch in switches:
-            if equals or (rest and rest[0].lower() in ("true", "false")):
-                raise ValueError(f"--{name} is a switch and takes no value: give --{switch} or --no-{switch}")
-            yield switch, switch == name
-            continue
-        check_names([name], [*fields, "config"])
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise ValueError(f"--{name} has no value: give one")
-            text = rest.pop(0)
-        yield name, text if name == "config" else kind.as_flag_value(name, text)
+def _take_local_rank(value: str) -> None:
+    """Set LOCAL_RANK to the number that an older launcher gives as a flag, unless it is set already."""
+    if not value.removeprefix("-").isdecimal():
+        raise ValueError(
+            f"--local_rank = {value!r} is not a whole number: leave it out, because torchrun sets LOCAL_RANK"
+        )
+    if int(value) >= 0 and "RANK" in os.environ:
+        os.environ.setdefault("LOCAL_RANK", value)
 
 
 def _help(kind: type[Settings], program: str, description: str | None) -> None:
@@ -224,9 +166,10 @@ def _help(kind: type[Settings], program: str, description: str | None) -> None:
         if field.annotation is bool:
             section_of[name].add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
             continue
-        kinds = [getattr(each, "__origin__", each) for each in (field.annotation, *get_args(field.annotation))]
-        kind_names = (each.__name__.upper() for each in kinds if isinstance(each, type))
-        metavar = "|".join(map(str, choices_of(field))) or next(kind_names)
+        kinds = (field.annotation, *get_args(field.annotation))
+        choices = next((get_args(each) for each in kinds if get_origin(each) is Literal), ())
+        types = [getattr(each, "__origin__", each) for each in kinds]
+        metavar = "|".join(choices) or next(each.__name__.upper() for each in types if isinstance(each, type))
         section_of[name].add_argument(f"--{name}", metavar=metavar, help=text)
     parser.print_help()
 
@@ -244,7 +187,7 @@ def run_as_command(main: Callable[[], None]) -> None:
 
     Under torchrun the line names the rank, and torchrun's summary shows it too. An error that all processes share is
     shown once. A lost connection to another process is reported in one line, with exit code 1. If nobody reads the
-    output any more, as behind `| head`, the process ends silently, with exit code 141. Characters that the terminal
+    output any more, as with `| head`, the process ends silently, with exit code 141. Characters that the terminal
     cannot show, such as those of a folder's name, are printed as escapes.
     """
     for stream in (sys.stdout, sys.stderr):
@@ -261,18 +204,19 @@ def run_as_command(main: Callable[[], None]) -> None:
         refuse(error)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_left():
-            _unread_dropped()
             _leave(UNREAD)
         if "RANK" not in os.environ:
             raise
-        if any(sign in str(error) for sign in CONNECTION_LOST):
+        message = f"{type(error).__name__}: {error}"
+        lost = any(sign in message for sign in CONNECTION_LOST)
+        if lost:
             reason = str(error).splitlines()[0]
-            _tell(f"the connection to another process is lost: see why that one ended ({reason})", consequence=True)
+            message = f"the connection to another process is lost: see why that one ended ({reason})"
         else:
             traceback.print_exc()
-            _tell(f"{type(error).__name__}: {error}")
+        _tell(message, consequence=lost)
         _leave(1)
-    _leave(UNREAD if _unread_dropped() else 0)
+    _leave(UNREAD if _reader_left() else 0)
 
 
 def refuse(error: Exception) -> NoReturn:
@@ -282,26 +226,14 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def _reader_left() -> bool:
-    """Return whether this process's output, and not another pipe, has lost its reader."""
+    """Return whether the output, and not another pipe, has lost its reader; then drop what Python would still flush."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
         poll.register(stream.fileno(), 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
-def _unread_dropped() -> bool:
-    """Flush the output; drop what nobody reads, and return whether there was any.
-
-    A closed pipe may be noticed only as the output is flushed. Python would flush again at its end, and complain.
-    """
-    unread = False
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            unread = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    return unread
+    unread = [number for number, event in poll.poll(0) if event & (select.POLLERR | select.POLLHUP)]
+    for number in unread:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    return bool(unread)
 
 
 def _leave(code: int) -> NoReturn:
@@ -336,23 +268,29 @@ def _tell(message: str, *, consequence: bool = False) -> None:
         time.sleep(SECONDS_TO_SPEAK)  # torchrun ends all processes as soon as one ends: let local rank 0 print first
 
 
-def _parameters_in(file: Path, given: list[str]) -> dict:
+def _parameters_in(kind: type[Settings], file: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a YAML file or a record, to which the flags `given` are added."""
     values = read_yaml_file(f"--config {file}", file)
     if not isinstance(values, dict):
         raise ValueError(f"--config {file} holds no parameters: write one 'name: value' a line")
-    if not isinstance(values.get("config"), dict):
-        return values
-    started = rank_and_world_size()[1]
-    processes = values.get("processes", started)  # the file is a record, or what an evaluation or a lab wrote
-    if processes != started:
-        raise ValueError(
-            f"--config {file} is the record of a run on {processes} processes, not {started}: "
-            f"start it with torchrun --nproc_per_node {processes} -m"
-        )
-    weights = values.get("first_weights")
-    if weights and "checkpoint_path" not in given:
-        raise ValueError(
-            f"--config {file} is the record of a run that began from the weights {weights['file']} (sha256 "
-            f"{weights['sha256'][:8]}...): give their path as --checkpoint_path"
-        )
-    return values["config"] | {name: values[name] for name in ("task_folder",) if name in values}
+    if isinstance((record := values).get("config"), dict):
+        started = rank_and_world_size()[1]
+        processes = record.get("processes", started)  # an evaluation or a lab writes none
+        if processes != started:
+            raise ValueError(
+                f"--config {file} is the record of a run on {processes} processes, not {started}: "
+                f"start it with torchrun --nproc_per_node {processes} -m"
+            )
+        weights = record.get("first_weights")
+        if weights and "checkpoint_path" not in given:
+            raise ValueError(
+                f"--config {file} is the record of a run that began from the weights {weights['file']} (sha256 "
+                f"{weights['sha256'][:8]}...): give their path as --checkpoint_path"
+            )
+        values = record["config"] | {name: record[name] for name in ("task_folder",) if name in record}
+    values = {name: value for name, value in values.items() if "dataset" not in given or name not in GO_WITH_DATASET}
+    try:
+        check_names(without_obsolete(values), kind.known())
+    except ValueError as error:
+        raise ValueError(f"--config {file}: {error}") from error
+    return values

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from lossytp.network.checks import check_filled
+from lossytp.network.checks import check_filled, shown
 from lossytp.network.lossy_network import CommConfig
-from lossytp.parallel.group import Layout, rank_and_world_size
-from lossytp.training.combinations import check_blocks, combinations
+from lossytp.network.repairs import ZERO
+from lossytp.network.routes import check_links_within
+from lossytp.parallel.group import Layout, check_nodes, rank_and_world_size
 from lossytp.training.groups import (
     ComputeSettings,
     DataSettings,
@@ -25,7 +26,6 @@ from lossytp.training.groups import (
     OptimizerSettings,
     OutputSettings,
     ParallelismSettings,
-    PretrainCompute,
     PretrainNetwork,
     PretrainOptimizer,
     PretrainOutput,
@@ -36,6 +36,12 @@ from lossytp.training.settings import Settings, without_obsolete
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
 from lossytp.training.task_kinds import Task
 
+Faults = Iterator[tuple[str, str]]  # the name of a setting, why it does not work, and the fix
+WHERE = ("output_dir", "checkpoint_path", "keep_checkpoints", "task_folder")
+MEANWHILE = ("timeout_s", "checkpoint_steps", "statistics", "tensorboard", "wandb")
+PLACES = ("lossy_module", "lossy_layers", "lossy_positions")
+ONLY_OWN_LAYERS = ("sequence_parallel", "exact_adjoint", "wire_dtype", *PLACES)
+
 
 class RunSettings(Settings):
     """The settings of one training run, whatever it trains on: the loop, the engine and checkpoints need no others.
@@ -43,19 +49,11 @@ class RunSettings(Settings):
     Subclasses add the data, and implement the properties below.
     """
 
-    neutral: ClassVar[tuple[str, ...]] = (
-        "output_dir",
-        "checkpoint_path",
-        "keep_checkpoints",
-        "task_folder",
-        "timeout_s",
-        "checkpoint_steps",
-        "statistics",
-        "tensorboard",
-        "wandb",
-    )
+    neutral: ClassVar[tuple[str, ...]] = (*WHERE, *MEANWHILE)
     curve_points: ClassVar[int] = 50
     """Training losses in a record: this many, or up to twice as many."""
+    steps_name: ClassVar[str] = "max_steps"
+    """The setting with the number of optimizer steps."""
 
     model_name: str = "gpt2-nano"
     network: NetworkSettings = NetworkSettings()
@@ -63,11 +61,6 @@ class RunSettings(Settings):
     optimizer: OptimizerSettings = OptimizerSettings()
     compute: ComputeSettings = ComputeSettings()
     output: OutputSettings = OutputSettings()
-
-    @property
-    @abstractmethod
-    def steps(self) -> int:
-        """Return the number of optimizer steps."""
 
     @property
     @abstractmethod
@@ -85,57 +78,32 @@ class RunSettings(Settings):
         """Return into how many microbatches a batch is split."""
 
     @property
-    def microbatch_threads(self) -> int:
-        """Return how many threads compute microbatches at the same time; 0 if one after another."""
-        return 0
-
-    @property
-    def smallest_rate(self) -> float:
-        """Return the learning rate at the end of its decay, as a share of its peak."""
-        return 0.0
-
-    @property
-    def loses_logits(self) -> bool:
-        """Return whether evaluation's gather of vocabulary-parallel logits loses packets."""
-        return False
-
-    @property
-    def splits_vocabulary(self) -> bool:
-        """Return whether tensor-parallel ranks also share the vocabulary, and compute the training loss together."""
-        return False
+    def steps(self) -> int:
+        """Return the number of optimizer steps."""
+        return getattr(self.optimizer, self.steps_name)
 
     def comm(self) -> CommConfig:
         """Return how the tensor-parallel ranks exchange messages."""
         return self.network.comm(exact_adjoint=self.parallelism.exact_adjoint)
 
     def layout(self, rank: int, world_size: int) -> Layout:
-        """Return the run's layout over `world_size` processes, with this process's rank.
-
-        Raises:
-            ValueError: if the sizes need more or fewer processes.
-        """
+        """Return the layout over `world_size` processes, with this process's rank; refuse too few or too many."""
         ranks, parallelism = self.network.tensor_parallel_size, self.parallelism
         layout = Layout(ranks, parallelism.data_parallel_size, parallelism.pipeline_parallel_size, rank, world_size)
         needed = ranks * parallelism.data_parallel_size * parallelism.pipeline_parallel_size
-        several_ranks_a_process = layout.tensor_processes != ranks
-        if parallelism.tensor_parallel_layers != "lossytp" and several_ranks_a_process:
-            raise ValueError(
-                f"implementation = {parallelism.implementation!r} needs a process for each tensor-parallel rank: start "
-                f"with torchrun --standalone --nproc_per_node {needed}"
-            )
-        nodes = self.network.ranks_per_node
-        if nodes is not None and several_ranks_a_process and needed > ranks:
-            raise ValueError(
-                f"ranks_per_node = {nodes} needs a process for each tensor-parallel rank, because "
-                "the links of replicas and stages are those of processes: start with torchrun --standalone "
-                f"--nproc_per_node {needed}"
-            )
-        if parallelism.replicated_gradients != "reliable" and several_ranks_a_process and parallelism.fully_sharded:
-            raise ValueError(
-                f"replicated_gradients = {parallelism.replicated_gradients!r} does not work with fsdp, which would "
-                "shard the axis on which a process holds its ranks' copies: choose ddp, or start with torchrun "
-                f"--standalone --nproc_per_node {needed}"
-            )
+        alone = {
+            "implementation": parallelism.tensor_parallel_layers != "lossytp",
+            # links of replicas and stages are those of processes
+            "ranks_per_node": self.network.ranks_per_node is not None and needed > ranks,
+            # fsdp would shard the axis on which a process holds its ranks' copies
+            "replicated_gradients": parallelism.replicated_gradients != "reliable" and parallelism.fully_sharded,
+        }
+        for name, is_needed in alone.items():
+            if is_needed and layout.tensor_processes != ranks:
+                raise ValueError(
+                    f"{name} = {self.as_dict()[name]!r} needs a process for each tensor-parallel rank: start with "
+                    f"torchrun --standalone --nproc_per_node {needed}"
+                )
         return layout
 
     def differences(self, written: Mapping[str, Any]) -> list[str]:
@@ -149,37 +117,102 @@ class RunSettings(Settings):
     def compared(self, names: Sequence[str], written: Mapping[str, Any]) -> str:
         """Return the settings `names` of an earlier run with their values now: "loss_rate = 0.1, not 0.2"."""
         ours = self.result_settings()
-        found = []
-        for name in names:
-            then, now = written.get(name), ours.get(name)
-            if name not in written:
-                found.append(f"no {name}")
-            elif isinstance(then, dict) or isinstance(now, dict):
-                found.append(f"another {name}")
-            else:
-                found.append(f"{name} = {then!r}, not {now!r}")
-        return "; ".join(found)
+        pairs = {name: f"{shown(written[name])}, not {shown(ours.get(name))}" for name in names if name in written}
+        return "; ".join(f"{name} = {pairs[name]}" if name in pairs else f"no {name}" for name in names)
 
-    def refuse(self, faults: Iterator[tuple[str, str]]) -> None:
-        """Raise ValueError for the first fault: the name of a setting, and the reason with the fix."""
+    def refuse(self, faults: Faults) -> None:
+        """Raise ValueError for the first fault."""
         for name, reason in faults:
             raise ValueError(f"{name} = {self.as_dict()[name]!r} {reason}")
 
-    def check_run(self) -> None:
-        """Raise ValueError, with the settings and the fix, if some do not go together or do not suit the model."""
-        self.refuse(combinations(self))
-        shape = shape_of(self.model_name)
-        if shape is not None:
-            check_blocks(self, shape.layers)
+    def faults(self) -> Faults:
+        """Yield each combination that would fail late, or have no effect."""
+        warmup = self.changes().get("warmup_steps", 0)  # a short trial keeps the default, which may be above its steps
+        if warmup > self.steps:
+            yield "warmup_steps", f"is above {self.steps_name} = {self.steps}: give as many or fewer"
+        if self.compute.bf16 and self.compute.fp16:
+            yield "fp16", "and bf16 are both given: choose one"
+        yield from self._faults_of_layouts()
+        yield from self._faults_of_losses()
 
-    def check_warmup(self, steps: str) -> None:
-        """Raise ValueError if a chosen `warmup_steps` is above the field `steps`.
+    def _faults_of_layouts(self) -> Faults:
+        network, parallelism, optimizer = self.network, self.parallelism, self.optimizer
+        ranks, replicas, stages = self._sizes
+        batch, microbatches = optimizer.batch_size, parallelism.pipeline_microbatches
+        if parallelism.tensor_parallel_layers == "dtensor" and ranks > 1:
+            if replicas > 1 and not parallelism.fully_sharded:
+                yield "implementation", "does not work with ddp, which takes no DTensors: choose fsdp"
+            if self.compute.fp16:
+                yield "fp16", "needs PyTorch's scaler, which cannot mix DTensors and tensors: choose bf16"
+        if batch % replicas:
+            yield "batch_size", f"is not a multiple of data_parallel_size = {replicas}: give one that is"
+        if optimizer.gradient_checkpointing and (parallelism.fully_sharded or not (self._own_layers or ranks == 1)):
+            yield "gradient_checkpointing", "would lose other packets when it recomputes: choose ddp, lossytp's layers"
+        if stages == 1:
+            return
+        if self.kind != "classification":
+            yield "dataset", f"is {self.kind}, and a pipeline supports classification alone: choose such a task"
+        if self.comm().own_streams:
+            yield "reliable_gather", "does not work with a pipeline, whose stages share a stream: leave one out"
+        if replicas > 1:
+            yield "pipeline_parallel_size", "does not work with data_parallel_size above 1: set one to 1"
+        if self.compute.fp16:
+            yield "fp16", "does not work with a pipeline, which scales no training loss: choose bf16"
+        if batch % microbatches:
+            yield "batch_size", f"is not a multiple of pipeline_microbatches = {microbatches}: give one that is"
+        if self.microbatches > 1:
+            yield "gradient_accumulation_steps", "does not work with a pipeline: give pipeline_microbatches instead"
+        if optimizer.unfreeze_last_layers is not None:
+            yield "unfreeze_last_layers", "leaves a pipeline's first stages nothing to train: leave one out"
+        if network.lossy_positions is not None:
+            yield "lossy_positions", "does not work in a pipeline, whose stages do not know positions: leave one out"
+        if parallelism.exact_adjoint and self.comm().repair != ZERO:
+            yield (
+                "exact_adjoint",
+                f"works in a pipeline only with repair = 'zero', not {network.repair!r}: leave it out",
+            )
 
-        The default may be above: a short trial keeps it, and ends while its learning rate still rises.
-        """
-        warmup, total = self.changes().get("warmup_steps", 0), getattr(self.optimizer, steps)
-        if warmup > total:
-            raise ValueError(f"warmup_steps = {warmup} is above {steps} = {total}: give as many or fewer")
+    def _faults_of_losses(self) -> Faults:
+        network, parallelism, values = self.network, self.parallelism, self.as_dict()
+        ranks, replicas, stages = self._sizes
+        own_layers, world, repair = self._own_layers, ranks * replicas * stages, self.comm().repair
+        if network.control is not None and network.loss_type != "ber":
+            yield "control", "loses each element on its own: leave out loss_type, or control"
+        for name in ONLY_OWN_LAYERS:
+            between_stages = name == "exact_adjoint" and stages > 1 and ranks == 1
+            if values[name] and not own_layers and not between_stages:
+                yield (
+                    name,
+                    "needs this project's layers over several ranks: leave out implementation, or leave this out",
+                )
+        for name, asked in {"repair": repair.remembers, "control": network.control == "noise"}.items():
+            if asked and not (own_layers and world == ranks):
+                yield name, "needs this project's layers, and tensor parallelism alone: leave this out, or the others"
+        if repair.uses_own_part and (stages > 1 or parallelism.fully_sharded):
+            yield "repair", "needs a part of the receiver's own, which pipelines and fsdp do not have: choose another"
+        own_logits = parallelism.fully_sharded or not (own_layers or network.reliable_gather)
+        if ranks > 1 and self.kind == "generation" and own_logits:
+            yield "dataset", "generates answers, but ranks have different logits: choose lossytp's layers without fsdp"
+        if world == 1 and network.process().loss_rate > 0:
+            yield "loss_rate", "has no effect on one rank, which sends nothing: give tensor_parallel_size above 1"
+        if ranks * replicas == 1 and not network.reliable_gather:
+            yield "reliable_gather", "has no effect where nothing is summed: give tensor_parallel_size above 1"
+        if parallelism.replicated_gradients != "reliable" and (ranks == 1 or not self.comm().own_streams):
+            yield "replicated_gradients", "has no effect on one residual stream: give reliable_gather = False"
+        if parallelism.replicated_gradients == "lossy" and repair.uses_own_part:
+            yield "replicated_gradients", "with repair = 'local' would take a rank's gradient for the sum: change one"
+        built = network.build()
+        check_nodes(built, self.comm(), world)
+        check_links_within(built.named_links, world)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:  # ranks, replicas, stages
+        parallelism = self.parallelism
+        return self.network.tensor_parallel_size, parallelism.data_parallel_size, parallelism.pipeline_parallel_size
+
+    @property
+    def _own_layers(self) -> bool:
+        return self.parallelism.tensor_parallel_layers == "lossytp" and self.network.tensor_parallel_size > 1
 
 
 class TrainConfig(RunSettings):
@@ -194,28 +227,24 @@ class TrainConfig(RunSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.check_warmup("max_steps")
         check_model(self.model_name, self.network.tensor_parallel_size, self.data.max_length)
-        self.refuse(self._faults())
-        self.check_run()
+        self.refuse(self.faults())
         return self
 
-    def _faults(self) -> Iterator[tuple[str, str]]:
-        if self.microbatches > self.optimizer.batch_size:
-            yield (
-                "gradient_accumulation_steps",
-                f"is above batch_size = {self.optimizer.batch_size}: give as many or fewer",
-            )
+    def faults(self) -> Faults:
+        batch, values = self.optimizer.batch_size, self.as_dict()
+        for name in ("patience", "target_accuracy"):
+            if values[name] is not None and self.output.eval_steps is None:
+                yield name, "needs several evaluations: give eval_steps, such as 20, too"
+        if self.microbatches > batch:
+            yield "gradient_accumulation_steps", f"is above batch_size = {batch}: give as many or fewer"
         if self.parallelism.implementation in ("custom", "pytorch") and self.parallelism.data_parallel_size == 1:
             yield "implementation", "says whose ddp or fsdp runs, without replicas: give data_parallel_size above 1"
+        yield from super().faults()
 
     def definition(self) -> Task:
         """Return the task: its source, texts, labels and metrics."""
         return self.data.definition()
-
-    @property
-    def steps(self) -> int:
-        return self.optimizer.max_steps
 
     @property
     def kind(self) -> str:
@@ -237,6 +266,7 @@ class PretrainConfig(RunSettings):
     """Everything that a pretrained model depends on, and its output folder."""
 
     curve_points: ClassVar[int] = 200
+    steps_name: ClassVar[str] = "total_steps"
     neutral: ClassVar[tuple[str, ...]] = (*RunSettings.neutral, "eval_steps", "num_proc", "threads", "prompt")
 
     model_name: str = "gpt2-nano"
@@ -246,72 +276,54 @@ class PretrainConfig(RunSettings):
     parallelism: PretrainParallelism = PretrainParallelism()
     data: TextSettings = TextSettings()
     optimizer: PretrainOptimizer = PretrainOptimizer()
-    compute: PretrainCompute = PretrainCompute()
     output: PretrainOutput = PretrainOutput()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        parallelism, data = self.parallelism, self.data
-        replicas = parallelism.data_parallel_size * parallelism.pipeline_parallel_size
+        replicas = self.parallelism.data_parallel_size * self.parallelism.pipeline_parallel_size
         ranks, rest = divmod(rank_and_world_size()[1], replicas)
         if self.network.tensor_parallel_size == 1 and ranks > 1 and not rest:  # as in an earlier study
             self._set("network", tensor_parallel_size=ranks)
-        self.refuse(self._token_faults())
-        if self.optimizer.tokens_per_step is not None:
-            self._set("optimizer", batch_size=self.optimizer.tokens_per_step // data.block_size)
-        self.check_warmup("total_steps")
+        tokens, size, blocks = self.optimizer.tokens_per_step, self.data.block_size, self.optimizer.batch_size
+        if tokens is not None:
+            if tokens % size or blocks not in (PretrainOptimizer.defaults()["batch_size"], tokens // size):
+                raise ValueError(
+                    f"tokens_per_step = {tokens} is not batch_size = {blocks} blocks of block_size = {size} tokens: "
+                    "give a multiple of block_size, and leave batch_size out"
+                )
+            self._set("optimizer", batch_size=tokens // size)
         check_model(self.model_name, self.network.tensor_parallel_size, 0)
-        self.refuse(self._text_faults())
-        self.check_run()
-        self.refuse(self._vocabulary_faults())
+        self.refuse(self.faults())
         return self
 
     def _set(self, group: str, **values: Any) -> None:
         """Complete a group while the configuration is made."""
         object.__setattr__(self, group, getattr(self, group).replace(**values))
 
-    def _token_faults(self) -> Iterator[tuple[str, str]]:
-        tokens, size, blocks = self.optimizer.tokens_per_step, self.data.block_size, self.optimizer.batch_size
-        if tokens is None:
-            return
-        if tokens % size:
-            yield "tokens_per_step", f"is not a multiple of block_size = {size}: give one that is"
-        if blocks not in (PretrainOptimizer.defaults()["batch_size"], tokens // size):
-            yield "tokens_per_step", f"is {tokens // size} blocks, and batch_size = {blocks}: leave one out"
-
-    def _text_faults(self) -> Iterator[tuple[str, str]]:
-        data, optimizer = self.data, self.optimizer
+    def faults(self) -> Faults:
+        data, optimizer, parallelism = self.data, self.optimizer, self.parallelism
+        peak, ranks = optimizer.learning_rate, self.network.tensor_parallel_size
         if data.dataset is not None and data.data_glob != TextSettings.defaults()["data_glob"]:
             yield "dataset", f"and data_glob = {data.data_glob!r} both name the text: leave one out"
-        peak = optimizer.learning_rate
         if 0 < peak < optimizer.min_learning_rate and optimizer.schedule != "constant":
             yield "min_learning_rate", f"is above learning_rate = {peak:g}: give at most that, such as {peak / 10:g}"
         shape, scratch = shape_of(self.model_name), from_scratch(self.model_name).endswith(SCRATCH)
         if shape is not None and not scratch and data.block_size > shape.positions:
             yield "block_size", f"is above {self.model_name}'s {shape.positions} positions: give as many or fewer"
-
-    def _vocabulary_faults(self) -> Iterator[tuple[str, str]]:
-        network, parallelism = self.network, self.parallelism
-        split, ranks = parallelism.enable_loss_parallelism, network.tensor_parallel_size
+        yield from super().faults()
         if parallelism.deferred_init and ranks == 1 and not parallelism.fully_sharded:
             yield "deferred_init", "needs shards to draw: give tensor_parallel_size above 1, or fsdp with replicas"
+        split = parallelism.enable_loss_parallelism
         if split and (ranks == 1 or not self.comm().one_stream):
-            yield (
-                "enable_loss_parallelism",
-                "needs ranks with a common stream: give tensor_parallel_size above 1, reliable_gather = True and no "
-                "sequence_parallel, or leave it out",
-            )
-        if parallelism.lossy_logits and (not split or network.algorithm == "sender"):
+            fix = "tensor_parallel_size above 1, reliable_gather = True and no sequence_parallel"
+            yield "enable_loss_parallelism", f"needs ranks with a common stream: give {fix}, or leave it out"
+        if parallelism.lossy_logits and (not split or self.network.algorithm == "sender"):
             yield "lossy_logits", "needs enable_loss_parallelism = True, and an algorithm other than sender: give both"
 
     @property
     def tokens(self) -> int:
         """Return how many tokens the model is trained on."""
         return self.steps * self.optimizer.batch_size * self.data.block_size
-
-    @property
-    def steps(self) -> int:
-        return self.optimizer.total_steps
 
     @property
     def kind(self) -> str:
@@ -322,25 +334,8 @@ class PretrainConfig(RunSettings):
         return self.data.dataset or path_end(self.data.data_glob) or ""
 
     @property
-    def splits_vocabulary(self) -> bool:
-        return self.parallelism.enable_loss_parallelism
-
-    @property
-    def loses_logits(self) -> bool:
-        return self.parallelism.lossy_logits
-
-    @property
     def microbatches(self) -> int:
         return -(-self.optimizer.batch_size // (self.optimizer.microbatch_size * self.parallelism.data_parallel_size))
-
-    @property
-    def microbatch_threads(self) -> int:
-        return self.optimizer.threads
-
-    @property
-    def smallest_rate(self) -> float:
-        rate = self.optimizer.learning_rate
-        return self.optimizer.min_learning_rate / rate if rate else 0.0
 
     def differences(self, written: Mapping[str, Any]) -> list[str]:
         """Return the names of settings that differ from `written`. More `total_steps` go on, and do not differ."""
@@ -377,12 +372,7 @@ class EvaluateConfig(Settings):
         return self
 
     def training(self) -> TrainConfig:
-        """Return a training run's configuration with this network and precision; it checks them.
-
-        Raises:
-            ValueError: if training would refuse a value, or a combination.
-        """
-        shared = self.network.as_dict() | self.compute.as_dict()
+        """Return a training run's configuration with this network and precision; it checks them."""
         data = {
             "model_name": self.model_name,
             "dataset": self.data.dataset or DataSettings.defaults()["dataset"],
@@ -390,18 +380,14 @@ class EvaluateConfig(Settings):
             "task_folder": self.data.task_folder if self.data.declaration else None,
             "max_length": self.data.max_length or 1,
         }
-        return TrainConfig.from_dict(shared | data)
+        return TrainConfig.from_dict(self.network.as_dict() | self.compute.as_dict() | data)
 
     def definition(self) -> Task:
         """Return the task: its source, texts, labels and metrics."""
         return self.data.definition()
 
     def layout(self, rank: int, world_size: int) -> Layout:
-        """Return the run's layout over `world_size` processes, with this process's rank.
-
-        Raises:
-            ValueError: if the processes do not fit the tensor-parallel ranks.
-        """
+        """Return the layout over `world_size` processes, with this process's rank."""
         return self.training().layout(rank, world_size)
 
 

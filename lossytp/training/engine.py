@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,15 +24,14 @@ from lossytp.parallel import backend as initialize
 from lossytp.parallel.backend import init_process_group, wrapped_backend
 from lossytp.parallel.collectives import collective_of
 from lossytp.parallel.convert import fuse_gelu_, parallelize
-from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP
+from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP, data_parallel
 from lossytp.parallel.group import Layout
 from lossytp.parallel.own_streams import PerRank, stream_distance
 from lossytp.parallel.plans import blocks_of
 from lossytp.parallel.replicas import gathered, mean_over_processes, resynchronise_, synchronise_gradients_
 from lossytp.parallel.vocabulary import IGNORED, split_vocabulary_
-from lossytp.training.combinations import check_blocks
 from lossytp.training.config import EvaluateConfig, RunSettings
-from lossytp.training.groups import NetworkSettings
+from lossytp.training.groups import NetworkSettings, PretrainParallelism
 from lossytp.training.record import commit
 
 
@@ -67,14 +66,9 @@ def is_norm(module: nn.Module) -> bool:
 def learning_rate_factor(
     step: int, *, schedule: str, warmup_steps: int, total_steps: int, smallest: float = 0.0
 ) -> float:
-    """Return the learning rate at `step` as a share of its peak: linear warm-up, then decay to `smallest`.
+    """Return the learning rate at `step`, counted from 0, as a share of its peak: warm-up, then decay to `smallest`.
 
-    Args:
-        step: counted from 0.
-        schedule: "linear", "cosine" (Loshchilov and Hutter, ICLR 2017, without restarts) or "constant".
-        warmup_steps: steps of warm-up.
-        total_steps: steps of the whole run.
-        smallest: the share at the end of the decay.
+    The schedule is "linear", "cosine" (Loshchilov and Hutter, ICLR 2017, without restarts) or "constant".
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -88,8 +82,7 @@ def learning_rate_factor(
 def microbatches(batch: dict[str, Tensor], number: int) -> Iterator[tuple[dict[str, Tensor], float]]:
     """Split a batch into `number` microbatches of nearly equal size; fewer if there are fewer examples.
 
-    Yields:
-        Each microbatch, and the weight of its mean training loss in the batch's; weights add up to 1.
+    Yield each with the weight of its mean training loss in the batch's; weights add up to 1.
     """
     if number == 1:
         yield batch, 1.0
@@ -107,12 +100,8 @@ def loss_terms(labels: Tensor) -> int:
     return len(labels) if labels.ndim == 1 else int((labels[:, 1:] != IGNORED).sum())
 
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-class SideBySide:
-    """A few threads, each with one torch thread, that compute microbatches of one model. `close` ends them.
+class SideBySide(ThreadPoolExecutor):
+    """A few threads, each with one torch thread, that compute microbatches of one model.
 
     With small models this is faster than torch's own threads, which wait for each other at every kernel. Gradients are
     added in the order of the microbatches, so the number of threads changes no result.
@@ -120,23 +109,19 @@ class SideBySide:
 
     def __init__(self, threads: int) -> None:
         self._torch_threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-
-    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield `function` of each item, in order."""
-        return self._pool.map(function, items)
+        super().__init__(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def accumulate_(
-        self, loss: Callable[[Item], Tensor], parts: list[tuple[Item, float]], parameters: list[nn.Parameter]
+        self, loss: Callable[[Any], Tensor], parts: list[tuple[Any, float]], parameters: list[nn.Parameter]
     ) -> list[float]:
         """Add the weighted gradients of all parts to the parameters, and return each part's loss without its weight."""
 
-        def gradients(part: tuple[Item, float]) -> tuple[float, tuple[Tensor, ...]]:
+        def gradients(part: tuple[Any, float]) -> tuple[float, tuple[Tensor, ...]]:
             value = loss(part[0])
             return value.item(), torch.autograd.grad(value, parameters)
 
         values = []
-        for (_, weight), (value, of_part) in zip(parts, self._pool.map(gradients, parts), strict=True):
+        for (_, weight), (value, of_part) in zip(parts, self.map(gradients, parts), strict=True):
             values.append(value)
             for parameter, gradient in zip(parameters, of_part, strict=True):
                 if parameter.grad is None:
@@ -147,7 +132,7 @@ class SideBySide:
 
     def close(self) -> None:
         """End the threads, and restore torch's number of threads, which they changed."""
-        self._pool.shutdown()
+        self.shutdown()
         torch.set_num_threads(self._torch_threads)
 
 
@@ -177,6 +162,10 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
     blocks: Any = blocks_of(model)
     whole: Any = model
     head = whole.score if hasattr(whole, "score") else whole.lm_head
+    if blocks_trained > len(blocks):
+        raise ValueError(
+            f"unfreeze_last_layers = {blocks_trained} is above the model's {len(blocks)} blocks: give fewer"
+        )
     model.requires_grad_(False)
     within = {module for block in blocks for module in block.modules()}
     norms = [module for module in model.base_model.modules() if is_norm(module) and module not in within]
@@ -196,7 +185,6 @@ class Engine:
     def __init__(
         self, config: RunSettings, dense: PreTrainedModel, network: LossyNetwork, layout: Layout, device: torch.device
     ) -> None:
-        check_blocks(config, dense.config.num_hidden_layers)
         self.config, self.network, self.layout, self.device = config, network, layout, device
         self.comm = config.comm()
         self.implementation = _implementation(config, layout)
@@ -215,7 +203,8 @@ class Engine:
         self._dense_class: Any = type(dense)
         self.pipeline = None
         self.module: nn.Module = model
-        if config.parallelism.pipeline_parallel_size > 1:
+        parallelism = config.parallelism
+        if parallelism.pipeline_parallel_size > 1:
             from lossytp.parallel.pipeline import Pipeline
 
             stages = layout.process_group("pp")
@@ -223,34 +212,23 @@ class Engine:
             self.pipeline = Pipeline(
                 model,
                 stages,
-                schedule=config.parallelism.pipeline_schedule,
-                num_microbatches=config.parallelism.pipeline_microbatches,
+                schedule=parallelism.pipeline_schedule,
+                num_microbatches=parallelism.pipeline_microbatches,
                 device=device,
-                exact_adjoint=config.parallelism.exact_adjoint,
+                exact_adjoint=parallelism.exact_adjoint,
             )
             self.module = self.pipeline.stage
-        elif config.parallelism.data_parallel_size > 1:
-            from lossytp.parallel.data_parallel import data_parallel
-
+        elif parallelism.data_parallel_size > 1:
             assert layout.mesh is not None
-            custom = config.parallelism.data_parallel_implementation == "custom"
+            custom = parallelism.data_parallel_implementation == "custom"
             with device:  # where FSDP shards a block after the other, drawn or moved there
-                model = model if config.parallelism.fully_sharded else model.to(device)
-                self.module = data_parallel(
-                    model, layout.mesh["dp"], config.parallelism.data_parallel_type, custom=custom
-                )
+                model = model if parallelism.fully_sharded else model.to(device)
+                self.module = data_parallel(model, layout.mesh["dp"], parallelism.data_parallel_type, custom=custom)
         self.module.to(device)
         alone = alone and layout.world_size == 1 and config.optimizer.dropout == 0 and not config.compute.fp16
-        self._threads = (
-            SideBySide(config.microbatch_threads)
-            if alone and config.microbatch_threads and device.type == "cpu"
-            else None
-        )
-
-    @property
-    def num_threads(self) -> int:
-        """Return how many threads of this process compute."""
-        return torch.get_num_threads() if self._threads is None else self.config.microbatch_threads
+        threads = getattr(config.optimizer, "threads", 0) if alone and device.type == "cpu" else 0
+        self._threads = SideBySide(threads) if threads else None
+        self.num_threads = threads or torch.get_num_threads()  # of this process
 
     def dense_model(self, weights: dict[str, Tensor]) -> PreTrainedModel:
         """Return the dense model with these weights, by the parameters' names, on the CPU."""
@@ -261,7 +239,7 @@ class Engine:
         return dense
 
     def close(self) -> None:
-        """End the threads of this engine, if it has any."""
+        """End this engine's threads."""
         if self._threads is not None:
             self._threads.close()
 
@@ -289,8 +267,8 @@ class Engine:
             own_copies=config.parallelism.replicated_gradients != "reliable",
             comm=self.comm,
         )
-        if config.splits_vocabulary:
-            split_vocabulary_(parallel, lossy_gather=config.loses_logits)
+        if isinstance(config.parallelism, PretrainParallelism) and config.parallelism.enable_loss_parallelism:
+            split_vocabulary_(parallel, lossy_gather=config.parallelism.lossy_logits)
         return parallel
 
     def forward_backward(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> float:
@@ -335,11 +313,11 @@ class Engine:
 
     def synchronise(self) -> None:
         """Synchronise, before an optimizer step, the gradients of replicated parameters as configured."""
-        config = self.config
-        each_its_own = self.comm.own_streams  # each rank has its own losses, or its own data from replicas and stages
-        each_its_own |= config.parallelism.data_parallel_size > 1 or config.parallelism.pipeline_parallel_size > 1
-        if config.parallelism.replicated_gradients != "none" and each_its_own:
-            lossy = config.parallelism.replicated_gradients == "lossy"
+        parallelism = self.config.parallelism
+        several = max(parallelism.data_parallel_size, parallelism.pipeline_parallel_size) > 1
+        # else each rank has the same losses and the same data
+        if parallelism.replicated_gradients != "none" and (self.comm.own_streams or several):
+            lossy = parallelism.replicated_gradients == "lossy"
             synchronise_gradients_(self.module, self.layout, self.network, lossy=lossy)
 
     def resynchronise(self, step: int) -> None:
@@ -438,9 +416,8 @@ class Engine:
 
 
 def _implementation(config: RunSettings, layout: Layout) -> str:
-    if config.network.tensor_parallel_size == 1:
-        return "dense"
-    if config.parallelism.tensor_parallel_layers == "megatron":
+    layers = config.parallelism.tensor_parallel_layers if config.network.tensor_parallel_size > 1 else "dense"
+    if layers == "megatron":
         from lossytp.parallel.others import megatron_is_installed
 
         if not megatron_is_installed():
@@ -448,7 +425,7 @@ def _implementation(config: RunSettings, layout: Layout) -> str:
                 what = "megatron-core is not installed (pip install megatron-core)"
                 print(f"{what}: this project's layers run in its place", file=sys.stderr)
             return "lossytp"
-    return config.parallelism.tensor_parallel_layers
+    return layers
 
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # in malloc.h

@@ -5,17 +5,13 @@ import errno
 import glob
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-RUST_ERROR = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise no OSError
 
 
-@contextmanager
+@contextlib.contextmanager
 def saving(path: Path, *, reads_too: bool = False) -> Iterator[None]:
     """Turn the operating system's refusal to write `path` within the block into a ValueError of one line.
 
@@ -23,33 +19,21 @@ def saving(path: Path, *, reads_too: bool = False) -> Iterator[None]:
     """
     try:
         yield
+    except ValueError:
+        raise
     except Exception as error:
-        cause = None if isinstance(error, ValueError) else os_error(error)
-        if cause is None or (reads_too and cause.errno not in NO_ROOM):
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError) and "(os error" not in str(cause):  # as Rust says it
+            cause = cause.__cause__ or cause.__context__
+        full = getattr(cause, "errno", None) in NO_ROOM or "(os error 28)" in str(cause)
+        if cause is None or (reads_too and not full):
             raise
-        fix = "make room" if cause.errno in NO_ROOM else "fix this"
-        reason = cause.strerror or str(cause)
+        reason, fix = getattr(cause, "strerror", None) or cause, "make room" if full else "fix this"
         raise ValueError(f"{path} cannot be written ({reason}): {fix}, then start the same command again") from error
 
 
-def os_error(error: BaseException | None) -> OSError | None:
-    """Return the operating system's error that caused `error`, or None if something else did."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return error
-        number = RUST_ERROR.search(str(error))
-        if number is not None:
-            return OSError(int(number[1]), os.strerror(int(number[1])))
-        error = error.__cause__ or error.__context__
-    return None
-
-
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that `path` either holds all of it or does not change, even if the process is killed.
-
-    Raises:
-        ValueError: if the operating system refuses to write.
-    """
+    """Write `text` so that `path` either holds all of it or does not change, even if the process is killed."""
     part = path.with_name(f".{path.name}.part")
     with saving(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +84,6 @@ def first_line(error: Exception) -> str:
 # A model's folder may hold the user's files, which this program never deletes or overwrites. A hidden file in it lists
 # the program's own as patterns. It is written before any of them, and deleted after all of them.
 
-
 MANIFEST = ".lossytp.json"
 
 
@@ -120,42 +103,32 @@ def others(folder: Path) -> list[Path]:
         return [folder] if folder.is_symlink() or folder.exists() else []
     own = [MANIFEST, f".{MANIFEST}.part"]
     try:
-        if has_manifest(folder):
-            own += json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        own += json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"] if has_manifest(folder) else []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / MANIFEST} is damaged: delete {folder}, or give another output_dir") from error
-    return sorted(path for path in folder.iterdir() if path.is_dir() or not _matches(path, own))
+    return sorted(path for path in folder.iterdir() if path.is_dir() or not any(map(path.match, own)))
 
 
 def refuse(paths: list[Path]) -> None:
     """Raise ValueError if there are any such paths."""
     if paths:
-        more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
-        raise ValueError(
-            f"{paths[0]}{more} is in the way, and this program did not write it: move it elsewhere, or give another "
-            "output_dir"
-        )
+        why = "is in the way, and this program did not write it"
+        raise ValueError(f"{paths[0]} {why}: move it elsewhere, or give another output_dir")
 
 
 def own_files(folder: Path, patterns: Iterable[str]) -> None:
     """List files of these names as this program's; raise ValueError if a folder without a list holds one of them."""
     patterns = list(patterns)
     if not has_manifest(folder):
-        refuse([path for path in others(folder) if _matches(path, patterns)])
+        refuse([path for path in others(folder) if any(map(path.match, patterns))])
         write_manifest(folder, patterns)
 
 
 def remove(folder: Path) -> None:
     """Delete this program's files in a folder, and the folder itself if it is then empty."""
     if has_manifest(folder):
-        kept = others(folder)
-        for path in folder.iterdir():
-            if path not in kept and path.name != MANIFEST:
-                path.unlink(missing_ok=True)
+        for path in set(folder.iterdir()) - {*others(folder), folder / MANIFEST}:
+            path.unlink(missing_ok=True)
         (folder / MANIFEST).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the user's files are in it, it is a link, or it is not there
         folder.rmdir()
-
-
-def _matches(path: Path, patterns: list[str]) -> bool:
-    return any(fnmatchcase(path.name, pattern) for pattern in patterns)

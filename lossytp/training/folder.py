@@ -45,16 +45,10 @@ def open_run(
 
 @contextmanager
 def exclusive_run(output_dir: str, network: LossyNetwork | None = None) -> Iterator[None]:
-    """Keep other runs out of the folder within the block.
+    """Keep other runs out of the folder, which is made if missing, within the block; raise ValueError if one is in it.
 
-    The lock is a hidden file in the folder. The operating system releases it when its process ends, even if killed.
-
-    Args:
-        output_dir: the folder; it is made if missing.
-        network: connects the processes of the run, of which the first holds the lock. If None, this process holds it.
-
-    Raises:
-        ValueError: if another run is using the folder, or the folder cannot be written.
+    The lock is a hidden file in the folder. The operating system releases it when its process ends, even if killed. If
+    `network` connects the processes of the run, the first of them holds the lock, else this process.
     """
     lock = FileLock(Path(output_dir) / LOCK, blocking=False)
 
@@ -64,14 +58,9 @@ def exclusive_run(output_dir: str, network: LossyNetwork | None = None) -> Itera
             lock.acquire()
         except (Timeout, OSError) as error:
             reason = "is in use by another run" if isinstance(error, Timeout) else f"cannot be locked ({error})"
-            raise ValueError(
-                f"output_dir = {output_dir!r} {reason}: wait until it ends, or give another folder"
-            ) from None
+            raise ValueError(f"output_dir = {output_dir!r} {reason}: wait until it ends, or give another") from None
 
-    if network is None:
-        take()
-    else:
-        on_rank_zero(take, network)
+    take() if network is None else on_rank_zero(take, network)
     try:
         yield
     finally:
@@ -84,9 +73,6 @@ def finished_record(config: RunSettings) -> dict[str, Any] | None:
     """Return the record of the same configuration and files, or None if the run is not yet done.
 
     A hash is not compared if an older record lacks it, or if the data is not on this machine.
-
-    Raises:
-        ValueError: if the folder holds the record of another configuration or of other files.
     """
     record = check_output_folder(config)
     if record is None:

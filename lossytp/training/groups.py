@@ -6,15 +6,14 @@ Names are those of earlier studies' flags. Importing this module costs no torch.
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from lossytp.network.losses import Bernoulli, GilbertElliott, LossProcess, gilbert_elliott_preset
+from lossytp.network.losses import LossProcess, gilbert_elliott_preset
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.network.repairs import ProtectFirst, stage_of
 from lossytp.network.routes import Wire
 from lossytp.network.scope import Scope, links_named, range_named
 from lossytp.network.traces import loss_process_named
-from lossytp.training.rows import FORMATS
 from lossytp.training.settings import (
     Count,
     CountFromZero,
@@ -24,6 +23,7 @@ from lossytp.training.settings import (
     Seed,
     Settings,
     Share,
+    none_if_zero,
 )
 from lossytp.training.task_kinds import Task
 from lossytp.training.tasks import DECLARATIONS, TASKS, declared_task, read_declaration, task_named
@@ -85,33 +85,16 @@ class NetworkSettings(Settings):
         return self
 
     def process(self) -> LossProcess:
-        """Return the loss process of every link.
-
-        Raises:
-            ValueError: if the settings contradict each other.
-        """
-        if self.loss_type == "ber":
-            for name in ("mean_burst_packets", "ge_config"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name} = {getattr(self, name)!r} needs loss_type = 'g-e', not 'ber': change one")
-            return Bernoulli(loss_rate=self.loss_rate)
-        if self.loss_type != "g-e":
-            if self.ge_config is not None:
-                raise ValueError(
-                    f"ge_config = {self.ge_config!r} needs loss_type = 'g-e', not {self.loss_type!r}: change one"
-                )
-            return loss_process_named(
-                self.loss_type, loss_rate=self.loss_rate, mean_burst_packets=self.mean_burst_packets
+        """Return the loss process of every link."""
+        if self.ge_config is None:
+            given = {"loss_rate": self.loss_rate, "mean_burst_packets": self.mean_burst_packets}
+            return loss_process_named(self.loss_type, **given)
+        if self.loss_type != "g-e" or self.loss_rate or self.mean_burst_packets is not None:
+            raise ValueError(
+                f"ge_config = {self.ge_config!r} sets rate and burst of loss_type = 'g-e': give that, and leave out "
+                "loss_rate and mean_burst_packets"
             )
-        if self.ge_config is not None:
-            if self.loss_rate or self.mean_burst_packets is not None:
-                raise ValueError(
-                    f"ge_config = {self.ge_config!r} sets rate and burst: leave out loss_rate and mean_burst_packets"
-                )
-            return gilbert_elliott_preset(self.ge_config)
-        if self.mean_burst_packets is None:
-            raise ValueError("loss_type = 'g-e' needs ge_config, or loss_rate and mean_burst_packets: give one of them")
-        return GilbertElliott.from_loss_and_burst(loss_rate=self.loss_rate, mean_burst_packets=self.mean_burst_packets)
+        return gilbert_elliott_preset(self.ge_config)
 
     @property
     def process_rate(self) -> float:
@@ -125,19 +108,15 @@ class NetworkSettings(Settings):
 
     def comm(self, *, exact_adjoint: bool = False) -> CommConfig:
         """Return how the tensor-parallel ranks exchange messages."""
-        return CommConfig.named(
-            algorithm=self.algorithm,
-            repair=self.repair,
-            reliable_gather=self.reliable_gather,
-            sequence_parallel=self.sequence_parallel,
-            wire_dtype=self.wire_dtype,
-            control=None if self.control == "elements" else self.control,
-            exact_adjoint=exact_adjoint,
-        )
+        control = None if self.control == "elements" else self.control
+        names = ("algorithm", "repair", "reliable_gather", "sequence_parallel", "wire_dtype")
+        settings = {name: getattr(self, name) for name in names}
+        return CommConfig.named(**settings, control=control, exact_adjoint=exact_adjoint)
 
     def build(self) -> LossyNetwork:
         """Return a new network with these settings."""
         process = self.process()
+        layers, positions = (range_named(name, getattr(self, name)) for name in ("lossy_layers", "lossy_positions"))
         return LossyNetwork(
             process if self.lossy_links is None else dict.fromkeys(links_named(self.lossy_links), process),
             seed=self.seed,
@@ -145,9 +124,9 @@ class NetworkSettings(Settings):
             scope=Scope(
                 direction=self.lossy_direction,
                 module=self.lossy_module,
-                layers=range_named("lossy_layers", self.lossy_layers),
+                layers=layers,
                 phase=self.lossy_phase,
-                positions=range_named("lossy_positions", self.lossy_positions),
+                positions=positions,
             ),
             ranks_per_node=self.ranks_per_node,
         )
@@ -161,18 +140,15 @@ class BackendNetwork(NetworkSettings):
 
     @model_validator(mode="after")
     def _check_backend(self) -> Self:
-        for name in ("wire_dtype", "lossy_module", "lossy_layers", "lossy_positions"):
-            self._refuse(name, getattr(self, name) is not None)
-        self._refuse("control", self.control == "noise")
-        repair = self.comm().repair
-        self._refuse("repair", repair.remembers or isinstance(stage_of(repair, "select"), ProtectFirst))
-        return self
-
-    def _refuse(self, name: str, asked: bool) -> None:
-        if asked:
+        repair, values = self.comm().repair, self.as_dict()
+        names = ("wire_dtype", "lossy_module", "lossy_layers", "lossy_positions")
+        asked = {name: values[name] is not None for name in names} | {"control": self.control == "noise"}
+        asked["repair"] = repair.remembers or isinstance(stage_of(repair, "select"), ProtectFirst)
+        for name in (name for name, is_asked in asked.items() if is_asked):
             raise ValueError(
-                f"{name} = {getattr(self, name)!r} works only in this project's layers: leave it out{self.elsewhere}"
+                f"{name} = {values[name]!r} works only in this project's layers: leave it out{self.elsewhere}"
             )
+        return self
 
 
 class ParallelismSettings(Settings):
@@ -234,45 +210,28 @@ class TaskSettings(Settings):
         dataset = values.get("dataset", cls.model_fields["dataset"].default)
         if not isinstance(dataset, str) or values.get("declaration") is not None:
             return values
-        file, folder = Path(dataset).expanduser(), values.get("task_folder")
-        read = {}
+        file, plain, read = Path(dataset).expanduser(), dataset.lower().replace("-", "_"), dict[str, Any]()
         if file.suffix in DECLARATIONS:
-            declaration = read_declaration(file)
-            read = {
-                "dataset": declaration["name"],
-                "declaration": declaration,
-                "task_folder": str(file.parent.absolute()),
-            }
-        elif (plain := dataset.lower().replace("-", "_")) in TASKS and dataset not in TASKS:
+            read = {"declaration": read_declaration(file), "task_folder": str(file.parent.absolute())}
+            read["dataset"] = read["declaration"]["name"]
+        elif plain in TASKS:
             read = {"dataset": plain}  # ARC-Easy, as earlier studies wrote it
-        elif file.suffix in FORMATS:
-            if not file.is_file():
-                raise ValueError(f"dataset = {dataset!r} does not exist: give the path of a file, or a task's name")
-            raise ValueError(
-                f"dataset = {dataset!r} holds rows, but does not declare a task: write a YAML file that names its "
-                "columns, as docs/howto/task.md shows, and give that"
-            )
-        if folder is not None and folder != read.get("task_folder"):
+        if values.get("task_folder") not in (None, read.get("task_folder")):
+            folder = values["task_folder"]
             raise ValueError(f"task_folder = {folder!r} does not go with dataset = {dataset!r}: leave it out")
         return values | read
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.declaration is not None and self.declaration.get("name") != self.dataset:
-            raise ValueError(
-                f"dataset = {self.dataset!r} does not go with the declaration of {self.declaration.get('name')!r}: "
-                "leave declaration out, or give this name"
-            )
+            whose = f"does not go with the declaration of {self.declaration.get('name')!r}: leave declaration out"
+            raise ValueError(f"dataset = {self.dataset!r} {whose}, or give this name")
         if self.dataset is not None:
             self.definition()
         return self
 
     def definition(self) -> Task:
-        """Return the task: its source, texts, labels and metrics.
-
-        Raises:
-            ValueError: if there is none of this name, or its declaration is wrong.
-        """
+        """Return the task: its source, texts, labels and metrics."""
         assert self.dataset is not None
         if self.declaration is None:
             return task_named(self.dataset)
@@ -288,30 +247,20 @@ class DataSettings(TaskSettings):
     max_length: Count = 64
     """Largest number of tokens of an example, or of a prompt and its answer together. The record has the share of
     truncated examples."""
-    max_samples: CountFromZero | None = None
+    max_samples: Annotated[CountFromZero | None, none_if_zero] = None
     """Number of training examples to use; all if left out, or 0."""
-
-    @field_validator("max_samples")
-    @classmethod
-    def _all_if_zero(cls, value: int | None) -> int | None:
-        return value or None  # as in earlier studies
 
 
 class ComputeSettings(Settings):
-    """The precision, and the test examples to evaluate on."""
+    """The precision, and the examples to evaluate on."""
 
     eval_samples: Count | None = None
-    """Test examples to evaluate on; all if left out."""
+    """Test examples to evaluate on, all if left out; in pretraining held-out blocks, 512 during the run and a million
+    tokens at its end if left out."""
     bf16: bool = False
     """Compute matrix products in bfloat16. Tensor parallelism then sends bfloat16; other traffic stays float32."""
     fp16: bool = False
     """Compute matrix products in float16, and scale the training loss."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.bf16 and self.fp16:
-            raise ValueError("bf16 and fp16 are both True: choose one")
-        return self
 
 
 class OptimizerSettings(Settings):
@@ -326,7 +275,7 @@ class OptimizerSettings(Settings):
     """Steps of linear warm-up. A value above the number of steps is refused, unless it is the default."""
     weight_decay: NotNegative = 0.01
     """Decoupled weight decay, applied to matrices only."""
-    gradient_clipping: NotNegative | None = None
+    gradient_clipping: Annotated[NotNegative | None, none_if_zero] = None
     """Largest norm of all gradients together. If left out, there is no limit; 0 and None mean the same."""
 
     batch_size: Count = 32
@@ -339,11 +288,6 @@ class OptimizerSettings(Settings):
     """Recompute each block's activations in backward, with the packet losses of the first pass."""
     unfreeze_last_layers: CountFromZero | None = None
     """Train only this many last blocks, the last norm and the head; 0 trains only the norm and the head."""
-
-    @field_validator("gradient_clipping")
-    @classmethod
-    def _none_if_zero(cls, value: float | None) -> float | None:
-        return value or None
 
 
 class FineTuningSettings(OptimizerSettings):
@@ -388,15 +332,6 @@ class FineTuningOutput(OutputSettings):
     """Stop after this many evaluations in a row without a better score over the lossy network."""
     target_accuracy: Share | None = None
     """Record when the score over the lossy network first reaches this in two evaluations in a row."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for name in ("patience", "target_accuracy"):
-            if getattr(self, name) is not None and self.eval_steps is None:
-                raise ValueError(
-                    f"{name} = {getattr(self, name)} needs several evaluations: give eval_steps, such as 20, too"
-                )
-        return self
 
 
 class TextSettings(Settings):
@@ -473,15 +408,8 @@ class PretrainOptimizer(OptimizerSettings):
     """Optimizer steps."""
     weight_decay: NotNegative = 0.1
     """Decoupled weight decay, of matrices only."""
-    gradient_clipping: NotNegative | None = 1.0
+    gradient_clipping: Annotated[NotNegative | None, none_if_zero] = 1.0
     """Largest norm of all gradients together; 0 or none for no limit."""
-
-
-class PretrainCompute(ComputeSettings):
-    """The precision, and the held-out text to validate on."""
-
-    eval_samples: Count | None = None
-    """Held-out blocks to validate on; if left out, 512 during the run, and a million tokens at its end."""
 
 
 class PretrainOutput(OutputSettings):

@@ -16,14 +16,10 @@ Key = tuple[int, str]  # a line's step, and what its names begin with: "train" o
 
 
 class StatisticsFile:
-    """Append lines of JSON to a file, each with its `step`.
+    """Append lines of JSON to a file, each with its `step`, at once, so a killed run leaves whole lines.
 
-    Each line is written at once, so a killed run leaves whole lines. A resumed run repeats none: lines after the step
-    that it resumes from are dropped, and lines that are there already are not written again.
-
-    Args:
-        path: the file.
-        done: the step that the run resumes from; 0 if it begins.
+    A resumed run repeats none: lines after `done`, the step that it resumes from, are dropped, and lines that are there
+    already are not written again.
 
     Raises:
         ValueError: if the file cannot be written, or this program did not write it.
@@ -49,19 +45,13 @@ class StatisticsFile:
 
 
 def written_lines(path: Path) -> dict[Key, str]:
-    """Return the whole lines of the file, by key; none if there is no file.
-
-    Raises:
-        ValueError: if it has lines that this program did not write.
-    """
+    """Return the whole lines of the file, by key; raise ValueError if it has lines that this program did not write."""
     found: dict[Key, str] = {}
     try:
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")  # a full disk may have cut the last line
-        for line in lines:
+        *lines, _ = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
+        for line in lines:  # a full disk may have cut the last one
             values = json.loads(line)
             found[_key(values.pop("step"), values)] = line
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         refuse([path])
     return found
@@ -88,40 +78,30 @@ def check_logs(config: RunSettings) -> None:
 
 
 class Logs:
-    """Write numbers and texts to the logs that the configuration asks for.
+    """Write numbers and texts to the logs that the configuration asks for, if `shown`: one process writes for all.
 
-    Args:
-        config: the run's configuration.
-        done: the last step logged before; what a killed run logged after it is replaced.
-        shown: whether to write anything. One process writes for all.
+    What a killed run logged after step `done` is replaced.
     """
 
     def __init__(self, config: RunSettings, *, done: int = 0, shown: bool = True) -> None:
-        folder = Path(config.output.output_dir)
+        folder, asked = Path(config.output.output_dir), config.output
         self._folder = folder / "tensorboard"
         self._board: Any = None
         self._wandb: Any = None
-        self._statistics: StatisticsFile | None = None
-        if config.output.statistics and shown:
-            self._statistics = StatisticsFile(folder / STATISTICS, done=done)
-        if config.output.tensorboard and shown:
+        self._statistics = StatisticsFile(folder / STATISTICS, done=done) if asked.statistics and shown else None
+        if asked.tensorboard and shown:
             from torch.utils.tensorboard import SummaryWriter
 
             with saving(self._folder):
                 self._board = SummaryWriter(str(self._folder), purge_step=done + 1)
-        if config.output.wandb and shown:
+        if asked.wandb and shown:
             import wandb
 
             name = folder / WANDB_ID
             if not name.exists() or done == 0:
                 write_atomically(name, uuid.uuid4().hex)
-            self._wandb = wandb.init(
-                project="lossytp",
-                id=name.read_text(encoding="utf-8"),
-                resume="allow",
-                dir=folder,
-                config=config.as_dict(),
-            )
+            same = {"project": "lossytp", "id": name.read_text(encoding="utf-8"), "resume": "allow"}
+            self._wandb = wandb.init(**same, dir=folder, config=config.as_dict())
             self._wandb.define_metric("*", step_metric="step")  # W&B's own counter does not accept a step twice
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -142,15 +122,9 @@ class Logs:
             self._wandb.log({"step": step, **numbers})
 
     def close(self) -> None:
-        """Write what is pending, and close the logs.
-
-        Raises:
-            ValueError: if it cannot be written.
-        """
-        if self._statistics is not None:
-            self._statistics.close()
-        if self._board is not None:
-            with saving(self._folder):
-                self._board.close()
+        """Write what is pending, and close the logs."""
+        with saving(self._folder):
+            for log in filter(None, (self._statistics, self._board)):
+                log.close()
         if self._wandb is not None:
             self._wandb.finish()

@@ -43,17 +43,13 @@ def run(config: RunSettings) -> dict[str, Any]:
     """Train and evaluate as `config` says, write the record, and return it.
 
     If the record is already there, return it without training. Under torchrun every process calls this; the first
-    writes the record, and all return it.
-
-    Args:
-        config: a `TrainConfig` fine-tunes, a `PretrainConfig` pretrains.
+    writes the record, and all return it. A `TrainConfig` fine-tunes, a `PretrainConfig` pretrains.
 
     Returns:
         The record. Its status is "finished", "stopped early" or "not finite". The last means that the training loss
         or, in pretraining, the validation loss without packet losses was NaN or infinite. Final scores are then null.
 
     Raises:
-        ModuleNotFoundError: if a library to log to is not installed.
         ValueError: if the folder, the data or the model do not allow this run.
     """
     check_installed(config)
@@ -136,22 +132,15 @@ class Run:
 
     def train_step(self, step: int, batch: dict[str, Tensor]) -> float:
         """Make optimizer step `step`, counted from 1, and return the training loss before it."""
-        config, history, engine = self.config, self.history, self.engine
-        started, tokens = time.perf_counter(), batch["input_ids"].numel()
-        rate = config.optimizer.learning_rate * learning_rate_factor(
-            step - 1,
-            schedule=config.optimizer.schedule,
-            warmup_steps=config.optimizer.warmup_steps,
-            total_steps=config.steps,
-            smallest=config.smallest_rate,
-        )
+        settings, history, engine = self.config.optimizer, self.history, self.engine
+        started, rate = time.perf_counter(), self._learning_rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = engine.forward_backward(batch, self.scaler)
         engine.synchronise()
-        if config.optimizer.gradient_clipping is not None:
+        if settings.gradient_clipping is not None:
             self.scaler.unscale_(self.optimizer)
-            norm = clip_gradients_(engine.module, config.optimizer.gradient_clipping, self.layout, self.network)
+            norm = clip_gradients_(engine.module, settings.gradient_clipping, self.layout, self.network)
             self.numbers["train/gradient_norm"] = norm
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -162,12 +151,24 @@ class Run:
         started = time.perf_counter()
         engine.resynchronise(step)
         seconds += time.perf_counter() - started
+        tokens = batch["input_ids"].numel()
         history.losses.append(loss)
         history.step_seconds.append(seconds)
         history.tokens += tokens
         history.real_tokens += int(batch["attention_mask"].sum()) if "attention_mask" in batch else tokens
         self.numbers |= {"train/loss": loss, "train/learning_rate": rate, "train/tokens_per_second": tokens / seconds}
         return loss
+
+    def _learning_rate(self, step: int) -> float:
+        settings = self.config.optimizer
+        peak, least = settings.learning_rate, getattr(settings, "min_learning_rate", 0.0)
+        return peak * learning_rate_factor(
+            step - 1,
+            schedule=settings.schedule,
+            warmup_steps=settings.warmup_steps,
+            total_steps=self.config.steps,
+            smallest=least / peak if peak else 0.0,
+        )
 
     def _log(self, step: int, loss: float) -> None:
         position = self.objective.position()
@@ -233,27 +234,24 @@ class Run:
         final = history.evaluations[-1] if status != "not finite" else {}
         scores = {name: final[name] for name in final if name.endswith(NETWORKS) and "_spread_" not in name}
         train_seconds, every = sum(history.step_seconds), max(1, len(history.losses) // config.curve_points)
-        return {
-            **describe(config),
-            **({"trace_sha256": self.trace_sha256} if self.trace_sha256 else {}),
-            **({"first_weights": history.first_weights} if history.first_weights else {}),
+        known = {
+            "trace_sha256": self.trace_sha256,
+            "first_weights": history.first_weights,
             "status": status,
             "implementation": self.engine.implementation,
-            **(
-                {"data_parallel_implementation": whose}
-                if (whose := config.parallelism.data_parallel_implementation)
-                else {}
-            ),
+            "data_parallel_implementation": config.parallelism.data_parallel_implementation,
+        }
+        curve = [
+            {"step": step, "loss": loss if math.isfinite(loss) else None}
+            for step, loss in enumerate(history.losses, 1)
+            if step % every == 0
+        ]
+        return {
+            **describe(config),
+            **{name: value for name, value in known.items() if value},
             "processes": self.layout.world_size,
             "data": {**self.objective.described(), "real_token_share": history.real_tokens / history.tokens},
-            "curves": {
-                "train_loss": [
-                    {"step": step, "loss": loss if math.isfinite(loss) else None}
-                    for step, loss in enumerate(history.losses, 1)
-                    if step % every == 0
-                ],
-                "eval": history.evaluations,
-            },
+            "curves": {"train_loss": curve, "eval": history.evaluations},
             "final": dict.fromkeys(FINAL) | scores,
             "network": {purpose: self.network.summary(purpose) for purpose in ("training", "evaluation")},
             **self.objective.outcome(history.evaluations),

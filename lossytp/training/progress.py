@@ -32,12 +32,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def details(numbers: Mapping[str, float], position: Mapping[str, int]) -> str:
-    """Return the text after the loss in a line of progress; "" if the data has no position.
-
-    Args:
-        numbers: as in logs. Tokens are those of all processes, each counted once.
-        position: the position in the data, by name.
-    """
+    """Return the text after the loss in a line of progress, from the logs' numbers; "" if the data has no position."""
     if not position:
         return ""
     line = f"{numbers['train/tokens']:,} tokens, {numbers['train/tokens_per_second']:,.0f} tokens/s"
@@ -46,13 +41,9 @@ def details(numbers: Mapping[str, float], position: Mapping[str, int]) -> str:
 
 
 class Progress:
-    """Show steps, the training loss and evaluations on stderr.
+    """Show steps, the training loss and evaluations on stderr, if `shown`: one process shows the progress of all.
 
-    Args:
-        steps: optimizer steps of the whole run.
-        name: what to call the run.
-        done: steps made before the run was resumed.
-        shown: whether to show anything. One process shows the progress of all.
+    The run called `name` makes `steps` steps in all, of which `done` were made before it was resumed.
     """
 
     def __init__(self, steps: int, *, name: str = "training", done: int = 0, shown: bool = True) -> None:
@@ -60,7 +51,7 @@ class Progress:
         self._last_line = time.monotonic()
         bar = shown and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=done, desc=name, unit="step") if bar else None
-        if shown and done:
+        if done:
             self._write(f"{name}: resumed after step {done} of {steps}")
 
     def show(self, step: int, loss: float, more: str = "") -> None:
@@ -69,17 +60,15 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(line, refresh=False)
             self._bar.update()
-        elif self._shown and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+        elif time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             self._write(f"{self._name}: step {step} of {self._steps}, {line}")
 
     def evaluated(self, step: int, point: Mapping[str, Any], sample: str = "") -> None:
         """Show the scores of an evaluation, and a text that the model wrote. The entry point shows the last scores."""
-        if not self._shown:
-            return
+        names = [name for name in point if name.endswith(("_lossy", "_clean")) and "spread" not in name]
+        scores = [f"{name} {point[name]:.4f}" for name in names if point[name] is not None]
         if step < self._steps:
-            names = [name for name in point if name.endswith(("_lossy", "_clean")) and "spread" not in name]
-            scores = [f"{name} {point[name]:.4f}" for name in names if point[name] is not None]
             self._write(f"evaluation: step {step} of {self._steps}, {', '.join(scores)}")
         if sample:
             self._write(f"sample: {sample!r}")
@@ -90,7 +79,5 @@ class Progress:
             self._bar.close()
 
     def _write(self, line: str) -> None:
-        if self._bar is not None:
+        if self._shown:
             tqdm.write(line, file=sys.stderr)
-        else:
-            print(line, file=sys.stderr, flush=True)

@@ -19,15 +19,12 @@ from lossytp.training.settings import without_obsolete
 from lossytp.training.shapes import shape_of
 
 RECORD = "record.json"
+PROGRAMS: dict[type[RunSettings], str] = {TrainConfig: "lossytp.train", PretrainConfig: "lossytp.pretrain"}
 NEWER = "newer_settings"  # of a record that was read: settings that it lacks
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write the folder's record.
-
-    Raises:
-        ValueError: if the record has a number that JSON lacks, such as NaN, or cannot be written.
-    """
+    """Write the folder's record; raise ValueError if it has a number that JSON lacks, such as NaN."""
     write_atomically(folder / RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
@@ -49,7 +46,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
-    newer = {name: value for name, value in kind.result_defaults().items() if name not in written}
+    newer = {name: value for name, value in kind.result_of(kind.defaults()).items() if name not in written}
     record["config"] = written | newer
     if newer:
         record[NEWER] = list(newer)
@@ -62,20 +59,17 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
     Raises:
         ValueError: if the folder cannot be written, or holds the record of another configuration.
     """
-    check_writable(config.output.output_dir)
-    record = read_record(Path(config.output.output_dir))
+    folder = config.output.output_dir
+    check_writable(folder)
+    record = read_record(Path(folder))
     if record is None:
         return None
-    kind = settings_class(record["config"])
-    if not isinstance(config, kind):
-        names = {TrainConfig: "lossytp.train", PretrainConfig: "lossytp.pretrain"}
-        which = f"{names[kind]}, not of {names[type(config)]}"
-        raise ValueError(f"output_dir = {config.output.output_dir!r} holds a run of {which}: give another folder")
-    changed = config.differences(record["config"])
-    if changed:
-        which = config.compared(changed, record["config"])
-        raise ValueError(f"output_dir = {config.output.output_dir!r} holds a run with {which}: give another folder")
-    return record if without_obsolete(record["config"]) == config.result_settings() else None
+    kind, written = settings_class(record["config"]), record["config"]
+    changed = config.differences(written) if isinstance(config, kind) else None
+    if changed != []:
+        what = f"with {config.compared(changed, written)}" if changed else f"of {PROGRAMS[kind]}"
+        raise ValueError(f"output_dir = {folder!r} holds a run {what}: give another folder")
+    return record if without_obsolete(written) == config.result_settings() else None
 
 
 def describe(config: RunSettings | EvaluateConfig) -> dict[str, Any]:
@@ -96,24 +90,19 @@ def environment() -> dict[str, str]:
 
     from lossytp.parallel.backend import wrapped_backend
 
-    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "processor": _processor(),
-        **gpu,
-        **({"backend": backend} if (backend := wrapped_backend()) else {}),
-        **{name: version(name) for name in ("torch", "transformers", "numpy")},
-    }
+    found = {"python": platform.python_version(), "machine": platform.machine(), "processor": _processor()}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    if (backend := wrapped_backend()) is not None:
+        found["backend"] = backend
+    return found | {name: version(name) for name in ("torch", "transformers", "numpy")}
 
 
 def _processor() -> str:
     """Return the processor's name and generation. Two generations of one name may add numbers in different orders."""
     try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
-        entries = {
-            name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())
-        }
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+        entries = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         return "{model name}, family {cpu family}, model {model}".format_map(entries)
     except (OSError, KeyError):  # not Linux, or a processor without these entries
         return platform.processor()
@@ -160,11 +149,11 @@ def check_same_trace(network: NetworkSettings, then: str | None, where: str, fix
 def check_inputs(
     config: RunSettings, then: dict[str, Any], data: str | None, weights: Path | None, where: Path, fix: str
 ) -> None:
-    """Raise ValueError if a run's files have changed since a record or a checkpoint was written.
+    """Raise ValueError if a run's files have changed since `where`, a record or a checkpoint, was written.
 
     Args:
         config: the run's configuration.
-        then: what it holds: the hashes "data" and "trace", and "first_weights", or None.
+        then: what `where` holds: the hashes "data" and "trace", and "first_weights", or None.
         data: the hash of the data now; None if it is not on this machine.
         weights: the file of weights to begin from, if any.
         where: the record or the checkpoint.
@@ -181,16 +170,10 @@ def check_inputs(
         )
 
 
-LIMITED = (
-    "lossy_direction",
-    "lossy_module",
-    "lossy_layers",
-    "lossy_positions",
-    "lossy_phase",
-    "lossy_links",
-    "ranks_per_node",
+NOT_TIMED = (
+    *("lossy_direction", "lossy_module", "lossy_layers", "lossy_positions", "lossy_phase", "lossy_links"),
+    *("ranks_per_node", "control", "sequence_parallel", "gradient_checkpointing", "unfreeze_last_layers"),
 )
-NOT_TIMED = (*LIMITED, "control", "sequence_parallel", "gradient_checkpointing", "unfreeze_last_layers")
 SAMPLES = 20  # simulated steps, each with a few dozen collectives
 
 
@@ -207,44 +190,34 @@ def seconds_of(record: dict[str, Any], *, link_gbits: float, round_trip_us: floa
     """
     from lossytp.network.timing import AllReduce, BestEffort, Channel, Path, SelectiveRepeat, Transport, step_seconds
 
-    values, timing = record["config"], record["timing"]
-    config = settings_class(values).from_dict(values)
-    shape, ranks = shape_of(config.model_name), config.network.tensor_parallel_size
-    comm, process = config.comm(), config.network.process()
-    schedule, sent_again = (
-        comm.algorithm.schedule,
-        config.network.reliable_gather and not comm.algorithm.sum_reaches_all,
-    )
+    timing, config = record["timing"], settings_class(record["config"]).from_dict(record["config"])
+    shape, network, values = shape_of(config.model_name), config.network, config.as_dict()
+    comm, process = config.comm(), network.process()
+    sent_again = network.reliable_gather and not comm.algorithm.sum_reaches_all
+    sizes = (config.parallelism.data_parallel_size, config.parallelism.pipeline_parallel_size)
     if (
         shape is None
-        or schedule is None
-        or ranks == 1
-        or config.parallelism.data_parallel_size * config.parallelism.pipeline_parallel_size > 1
+        or (comm.algorithm.schedule is None or comm.repair.sends_more)
+        or (network.tensor_parallel_size == 1 or sizes != (1, 1))
         or config.parallelism.replicated_gradients == "lossy"
-        or any(values.get(name) is not None and values[name] is not False for name in NOT_TIMED)
-        or comm.repair.sends_more
+        or any(values[name] is not None and values[name] is not False for name in NOT_TIMED)
         or (sent_again and process.loss_rate > 0.9)
     ):
         return None
-    wire = Wire(mtu_bytes=config.network.mtu_bytes)
+    wire = Wire(mtu_bytes=network.mtu_bytes)
     path = Path(bandwidth_bits_per_s=link_gbits * 1e9, round_trip_s=round_trip_us * 1e-6, wire=wire)
     tokens = timing["tokens_per_second"] * timing["train_seconds"] / timing["steps"] / config.microbatches
-    elements = max(1, round(tokens)) * shape.width
     itemsize, block = comm.block(2 if config.compute.bf16 or config.compute.fp16 else 4)
     all_reduce = AllReduce(
-        algorithm=comm.algorithm.name, num_elements=elements, itemsize=itemsize, ranks=ranks, block=block
+        algorithm=comm.algorithm.name,
+        num_elements=max(1, round(tokens)) * shape.width,
+        itemsize=itemsize,
+        ranks=network.tensor_parallel_size,
+        block=block,
     )
     ways: list[Transport] = [BestEffort.patient(all_reduce.num_packets(wire), path)]
     ways += [SelectiveRepeat.prompt(path)] if sent_again and process.loss_rate > 0 else []
-    seconds = [
-        step_seconds(
-            all_reduce,
-            Channel(path=path, transport=way, process=process),
-            num_layers=shape.layers * config.microbatches,
-            compute_s=timing["step_seconds"],
-            samples=SAMPLES,
-            seed=config.network.seed,
-        )
-        for way in ways
-    ]
-    return float(np.mean(seconds))
+    layers, compute_s = shape.layers * config.microbatches, timing["step_seconds"]
+    channels = [Channel(path=path, transport=way, process=process) for way in ways]
+    settings = {"num_layers": layers, "compute_s": compute_s, "samples": SAMPLES, "seed": network.seed}
+    return float(np.mean([step_seconds(all_reduce, channel, **settings) for channel in channels]))

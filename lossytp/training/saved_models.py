@@ -31,48 +31,42 @@ def finetuned_on(config: TrainConfig) -> dict[str, Any]:
 
 
 def with_its_task(config: EvaluateConfig, model_config: Any) -> EvaluateConfig:
-    """Return the configuration with the task that the model was fine-tuned on, unless it names a task already.
-
-    Raises:
-        ValueError: if the model's task is unknown, its declaration is wrong, or a `task_folder` has none to go with.
-    """
+    """Return the configuration with the task that the model was fine-tuned on, unless it names a task already."""
     if config.data.dataset is not None:
         return config
-    declaration = getattr(model_config, "finetuning_declaration", None)
-    if config.data.task_folder is not None and declaration is None:
+    folder, declaration = config.data.task_folder, getattr(model_config, "finetuning_declaration", None)
+    if folder is not None and declaration is None:
         raise ValueError(
-            f"task_folder = {config.data.task_folder!r} is for a task that a YAML file declares, and "
-            f"{config.model_name} was fine-tuned on none: leave it out"
+            f"task_folder = {folder!r} is for a task that a YAML file declares, and {config.model_name} was fine-tuned "
+            "on none: leave it out"
         )
     return config.replace(
         dataset=getattr(model_config, "finetuning_task", None),
         declaration=declaration,
-        task_folder=config.data.task_folder or getattr(model_config, "finetuning_folder", None),
+        task_folder=folder or getattr(model_config, "finetuning_folder", None),
     )
 
 
-# Write a pretrained model's README.md, with what a reader needs to use the model or to reproduce it.
-
-
-TEMPLATE = """\
+NARROW = {"bf16": "bfloat16", "fp16": "float16"}
+CARD = """\
 ---
 library_name: transformers
 pipeline_tag: text-generation
 ---
-# {model_name}
+# {config[model_name]}
 
 A language model of {parameters:,} parameters, pretrained to study packet loss in tensor parallelism.
 
 | | |
 |---|---|
-| data | {data}, packed into blocks of {block_size} tokens |
-| vocabulary | byte-level BPE of {vocabulary} tokens |
-| training | {tokens:,} tokens: {steps:,} steps of {batch_size} blocks |
-| learning rate | {learning_rate:g}, {schedule} |
-| held out | {validation_tokens:,} tokens: {validation_loss:.4f} nats a token, perplexity {perplexity:.2f} |
+| data | {text}, packed into blocks of {config[block_size]} tokens |
+| vocabulary | byte-level BPE of {data[vocabulary]} tokens |
+| training | {tokens:,} tokens: {timing[steps]:,} steps of {config[batch_size]} blocks |
+| learning rate | {config[learning_rate]:g}, {schedule} |
+| held out | {data[validation_tokens]:,} tokens: {loss:.4f} nats a token, perplexity {perplexity:.2f} |
 | weights | stored in bfloat16, trained in {precision} |
 | code | commit {commit} |
-| made on | {processor}, {threads} threads, torch {torch}, {hours:.1f} hours |
+| made on | {processor}, {timing[threads]} threads, torch {environment[torch]}, {hours:.1f} hours |
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -85,37 +79,20 @@ Before you share the weights, look up the licence of the text. Wikipedia's is CC
 
 
 def model_card(record: dict[str, Any]) -> str:
-    """Return the model card, in Markdown, from the run's record."""
-    config, data, where, timing = (record[name] for name in ("config", "data", "environment", "timing"))
-    loss = record["final"]["cross_entropy_clean"]
-    return TEMPLATE.format(
-        **{name: config[name] for name in ("model_name", "block_size", "batch_size", "learning_rate")},
-        **{name: data[name] for name in ("vocabulary", "validation_tokens")},
-        **{name: timing[name] for name in ("steps", "threads")},
-        parameters=record["parameters"],
-        data=config["dataset"] or config["data_glob"],
+    """Return a pretrained model's README.md: what a reader needs to use the model or to reproduce it."""
+    config, where, timing = record["config"], record["environment"], record["timing"]
+    loss, decay = record["final"]["cross_entropy_clean"], f" decay to {config['min_learning_rate']:g}"
+    narrow = [f"float32, with autocast to {name}" for flag, name in NARROW.items() if config[flag]]
+    return CARD.format(
+        **record,
+        text=config["dataset"] or config["data_glob"],
         tokens=timing["steps"] * config["batch_size"] * config["block_size"],
-        schedule=_schedule(config),
-        precision=_precision(config),
-        validation_loss=loss,
+        schedule=config["schedule"] + ("" if config["schedule"] == "constant" else decay),
+        loss=loss,
         perplexity=math.exp(loss),
-        commit=record["commit"],
+        precision=narrow[0] if narrow else "float32",
         processor=where.get("gpu", where["processor"]),
-        torch=where["torch"],
         hours=timing["train_seconds"] / 3600,
-    )
-
-
-def _precision(config: dict[str, Any]) -> str:
-    narrow = next((name for flag, name in (("bf16", "bfloat16"), ("fp16", "float16")) if config[flag]), None)
-    return f"float32, with autocast to {narrow}" if narrow else "float32"
-
-
-def _schedule(config: dict[str, Any]) -> str:
-    return (
-        "constant"
-        if config["schedule"] == "constant"
-        else f"{config['schedule']} decay to {config['min_learning_rate']:g}"
     )
 
 
@@ -164,16 +141,7 @@ def save_in_bfloat16(
 ) -> None:
     """Save the trained weights, rounded to bfloat16, and the tokenizer among other files of `folder`.
 
-    All processes must call this; the first writes.
-
-    Args:
-        engine: the trained model.
-        build: makes a dense model of the same shape. Only the first process calls it.
-        folder: where to write.
-        tokenizer: the model's tokenizer.
-
-    Raises:
-        ValueError: if the folder cannot be written.
+    All processes must call this; the first writes, and calls `build` for a dense model of the same shape.
     """
     trained = _dense_model(engine)
 

@@ -1,10 +1,9 @@
 """The mechanism of configurations: frozen, typed settings, in groups, from keywords, flags, YAML or a record."""
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -24,24 +23,18 @@ LearningRate = Annotated[float, Field(ge=0, le=FASTEST)]
 
 
 def _expanded(path: str) -> str:
-    """Return the path of a folder to write, with a leading ~ replaced by the home folder."""
-    if len(path.splitlines()) > 1 or "\n" in path:
-        raise ValueError(f"output_dir = {path!r} has a line break: give the path of a folder")
     expanded = os.path.expanduser(path)
-    if expanded.startswith("~"):
-        raise ValueError(f"output_dir = {path!r} names a user who has no home folder: write ./{path}, or another path")
+    if len(path.splitlines()) > 1 or "\n" in path or expanded.startswith("~"):
+        raise ValueError(f"output_dir = {path!r} has a line break or a ~ of nobody: give the path of a folder")
     return expanded
 
 
+none_if_zero = AfterValidator(lambda value: value or None)  # as earlier studies wrote it
 Folder = Annotated[str, AfterValidator(_expanded)]
 
 NO_TEXT = re.compile("[\0\ud800-\udfff]")  # a surrogate stands for a byte of an argument that is not UTF-8
 MAY_BE_EMPTY = ("repairs",)  # which gain zero
-LATER = [
-    ("declaration", None),
-    ("ranks_per_node", None),
-    ("lossy_positions", None),
-]  # records do not mention these: older ones lack them
+LATER = ("declaration", "ranks_per_node", "lossy_positions")  # records leave these out if None: older ones lack them
 OBSOLETE = {
     "transport": ("simulated", "training only simulates losses; the tests send real packets"),
     "link_gbits": (None, "lossytp.training.record.seconds_of computes seconds from a record"),
@@ -61,24 +54,24 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        validate_default=False,
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True,
         protected_namespaces=(),
-    )
+    )  # fmt: skip
 
     neutral: ClassVar[tuple[str, ...]] = ()
     """Fields that change no result."""
 
     def __init__(self, **values: Any) -> None:
-        cls = type(self)
         values = without_obsolete(values)
-        check_names(values, cls.known())
+        check_names(values, self.known())
+        own = {name: value for name, value in values.items() if name in type(self).model_fields}
+        for name, group in self.groups().items():
+            given = own.get(name, {})  # YAML may give a group as a mapping
+            given = given.as_dict() if isinstance(given, Settings) else given
+            if isinstance(given, Mapping):
+                own[name] = group(**{**given, **{each: values[each] for each in group.known() if each in values}})
         try:
-            super().__init__(**cls.sorted_into_groups(values))
+            super().__init__(**own)
         except ValidationError as error:
             raise ValueError(_in_one_line(error)) from None
 
@@ -86,47 +79,27 @@ class Settings(BaseModel):
     @classmethod
     def _check_text(cls, value: Any, info: Any) -> Any:
         for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and NO_TEXT.search(text):
-                what = "a NUL character" if "\0" in text else "bytes that are not UTF-8"
-                raise ValueError(f"{info.field_name} = {text!r} holds {what}: give another value")
-        if value == "" and info.field_name not in MAY_BE_EMPTY:
-            raise ValueError(f"{info.field_name} = '' is empty: give a value, or leave it out")
+            if isinstance(text, str) and (NO_TEXT.search(text) or not (text or info.field_name in MAY_BE_EMPTY)):
+                raise ValueError(f"{info.field_name} = {text!r} is empty or no text: give a value, or leave it out")
         return value
 
     @classmethod
     def groups(cls) -> dict[str, type["Settings"]]:
         """Return the fields that are groups of settings, with their classes."""
-        return {
-            name: field.annotation
-            for name, field in cls.model_fields.items()
-            if isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
-        }
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Settings)}
 
     @classmethod
     def flat_fields(cls) -> Iterator[tuple[str, FieldInfo]]:
         """Yield the names and fields of the settings, those of groups too: the flags."""
         groups = cls.groups()
         for name, field in cls.model_fields.items():
-            if name in groups:
-                yield from groups[name].flat_fields()
-            else:
-                yield name, field
+            yield from groups[name].flat_fields() if name in groups else [(name, field)]
 
     @classmethod
     def known(cls) -> list[str]:
         """Return the names that the constructor takes."""
         return [name for name, _ in cls.flat_fields()] + list(cls.groups())
-
-    @classmethod
-    def sorted_into_groups(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return flat names and values as the fields hold them."""
-        sorted_values = {name: value for name, value in values.items() if name in cls.model_fields}
-        for name, group in cls.groups().items():
-            own = {each: values[each] for each in group.known() if each in values}
-            given = sorted_values.get(name, {})
-            if (own or name not in sorted_values) and isinstance(given, Settings | Mapping):
-                sorted_values[name] = group(**{**_flat(given), **own})
-        return sorted_values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -136,28 +109,18 @@ class Settings(BaseModel):
         return cls(**values)
 
     @classmethod
-    def check_names(cls, values: Mapping[str, Any]) -> None:
-        """Raise ValueError if a name is not a setting."""
-        check_names(values, [name for name, _ in cls.flat_fields()])
-
-    @classmethod
     def check_type(cls, name: str, value: Any) -> None:
-        """Raise ValueError if the value is of another type than the setting `name`, or out of its bounds."""
-        _validated(name, value, dict(cls.flat_fields())[name], strict=True)
+        """Raise ValueError if there is no setting `name`, or the value is of another type, or out of its bounds."""
+        check_names([name], fields := dict(cls.flat_fields()))
+        _validated(name, value, fields[name], strict=True)
 
     @classmethod
     def as_flag_value(cls, name: str, text: str) -> Any:
-        """Return the value that a flag's text stands for.
-
-        Raises:
-            ValueError: if it is none.
-        """
+        """Return the value that a flag's text stands for; raise ValueError if it is none."""
         field = dict(cls.flat_fields())[name]
-        if text.lower() == "none" and _is_optional(field) and str not in get_args(field.annotation):
-            return None
-        if dict in get_args(field.annotation):
-            return _from_json(name, text)
-        return _validated(name, text, field, strict=False)
+        kinds = get_args(field.annotation)
+        is_none = text.lower() == "none" and type(None) in kinds and str not in kinds
+        return None if is_none else _validated(name, text, field, strict=False)
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -167,20 +130,14 @@ class Settings(BaseModel):
     @classmethod
     def result_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values that the result depends on."""
-        return {name: value for name, value in values.items() if name not in cls.neutral and (name, value) not in LATER}
-
-    @classmethod
-    def result_defaults(cls) -> dict[str, Any]:
-        """Return the defaults of the settings that the result depends on."""
-        return cls.result_of(cls.defaults())
+        left_out = (*cls.neutral, *(name for name in LATER if values.get(name) is None))
+        return {name: value for name, value in values.items() if name not in left_out}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the flat names and values, which JSON can hold."""
-        groups = self.groups()
         values: dict[str, Any] = {}
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            values |= value.as_dict() if name in groups else {name: value}
+        for name, value in self:
+            values |= value.as_dict() if isinstance(value, Settings) else {name: value}
         return values
 
     def result_settings(self) -> dict[str, Any]:
@@ -197,13 +154,6 @@ class Settings(BaseModel):
         return type(self)(**{**self.as_dict(), **values})
 
 
-def _flat(group: Any) -> dict[str, Any]:
-    """Return a group's settings, which YAML may also give as a mapping."""
-    if isinstance(group, Settings):
-        return group.as_dict()
-    return dict(group) if isinstance(group, Mapping) else {}
-
-
 def without_obsolete(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values without those of earlier versions' settings.
 
@@ -216,21 +166,8 @@ def without_obsolete(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in OBSOLETE}
 
 
-def _is_optional(field: FieldInfo) -> bool:
-    return type(None) in get_args(field.annotation)
-
-
-def _from_json(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{name} = {shown(text)} is not JSON ({error}): give a file instead") from None
-
-
 def _validated(name: str, value: Any, field: FieldInfo, *, strict: bool) -> Any:
-    annotation: Any = field.annotation
-    if field.metadata:
-        annotation = Annotated[(annotation, *field.metadata)]
+    annotation: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     adapter = TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
     try:
         return adapter.validate_python(value, strict=strict)
@@ -238,19 +175,6 @@ def _validated(name: str, value: Any, field: FieldInfo, *, strict: bool) -> Any:
         raise ValueError(_in_one_line(error, name)) from None
 
 
-WRONG_TYPE = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number, such as 10",
-    "float_type": "a number",
-    "float_parsing": "a number, such as 0.01",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping of its settings",
-}
 BOUNDS = {
     "greater_than_equal": ("ge", "is below {0:g}: give {0:g} or more"),
     "greater_than": ("gt", "is not above {0:g}: give a larger number, or leave it out"),
@@ -262,38 +186,15 @@ BOUNDS = {
 def _in_one_line(error: ValidationError, name: str | None = None) -> str:
     """Return the first of pydantic's complaints with the value, the bound and the fix."""
     first = error.errors(include_url=False)[0]
-    value, kind, context = first["input"], first["type"], first.get("ctx", {})
-    name = name or str(first["loc"][0] if first["loc"] else "")
-    match kind:
-        case "value_error":
-            return str(context["error"])
-        case "missing":
-            return f"{name} is missing: give it"
-        case "literal_error":
-            return f"{name} = {shown(value)} is unknown: choose {context['expected']}"
-        case "finite_number":
-            return f"{name} = {value} is not finite: give a finite number"
-        case "string_unicode":
-            return f"{name} = {value!r} holds bytes that are not UTF-8: give another value"
-        case _ if kind in BOUNDS:
-            bound, message = BOUNDS[kind]
-            return f"{name} = {value} {message.format(context[bound])}"
-    wanted = WRONG_TYPE.get(kind, first["msg"].lower())
-    return f"{name} = {shown(value)} is of the wrong type: give {wanted}{_example(value, kind)}"
-
-
-def _example(value: Any, kind: str) -> str:
-    """Return how to write the value with a type that fits, or "" if that is impossible."""
-    if kind.startswith("int") and isinstance(value, float) and value.is_integer():
-        return f", such as {int(value)}"
-    if kind == "string_type" and isinstance(value, int | float):
-        return f', in YAML within quotes: "{value}"'
-    return ""
-
-
-def choices_of(field: FieldInfo) -> tuple[Any, ...]:
-    """Return the values among which a field's value must be; none if any will do."""
-    for kind in (field.annotation, *get_args(field.annotation)):
-        if get_origin(kind) is Literal:
-            return get_args(kind)
-    return ()
+    kind, context, name = first["type"], first.get("ctx", {}), name or str(first["loc"][0] if first["loc"] else "")
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "missing":
+        return f"{name} is missing: give it"
+    if kind in BOUNDS:
+        bound, message = BOUNDS[kind]
+        return f"{name} = {first['input']} {message.format(context[bound])}"
+    reason = first["msg"].replace("Input", "it", 1)  # "it should be a valid number"
+    return (
+        f"{name} = {shown(first['input'])} is {'unknown' if kind == 'literal_error' else 'of the wrong type'}: {reason}"
+    )

@@ -133,7 +133,7 @@ class PlainLoop:
             schedule="cosine",
             warmup_steps=config.optimizer.warmup_steps,
             total_steps=config.optimizer.total_steps,
-            smallest=config.smallest_rate,
+            smallest=config.optimizer.min_learning_rate / config.optimizer.learning_rate,
         )
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
         self.largest_norm = config.optimizer.gradient_clipping or float("inf")

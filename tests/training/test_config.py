@@ -123,8 +123,8 @@ def test_the_output_folder_is_expanded(monkeypatch, tmp_path):
         *(({"gradient_clipping": value}, "gradient_clipping") for value in (-1.0, float("nan"), float("inf"))),
         *(({"dropout": value}, "dropout") for value in (1.0, -0.1)),
         ({"bf16": 1}, "bf16"),
-        ({"seed": 8.0}, "give a whole number, such as 8"),
-        ({"output_dir": 2024}, 'within quotes: "2024"'),
+        ({"seed": 8.0}, "seed = 8.0"),
+        ({"output_dir": 2024}, "output_dir = 2024"),
         *(({name: "x"}, name) for name in ("schedule", "implementation", "data_parallel_type", "algorithm", "repair")),
         ({"dataset": "sst3"}, "dataset = 'sst3'"),
         ({"model_name": "gpt5"}, "model_name = 'gpt5'"),
@@ -132,7 +132,7 @@ def test_the_output_folder_is_expanded(monkeypatch, tmp_path):
         ({"max_length": 129}, "max_length"),
         ({"mtu_bytes": 40}, "mtu_bytes"),
         ({"loss_type": "burst"}, "loss_type"),
-        ({"loss_type": "g-e"}, "ge_config"),
+        ({"loss_type": "g-e"}, "mean_burst_packets"),
         ({"loss_type": "g-e", "loss_rate": 0.8, "mean_burst_packets": 2.0}, "mean_burst_packets"),
         ({"loss_type": "g-e", "ge_config": "nope"}, "ge_config"),
         ({"loss_type": "g-e", "ge_config": "one", "loss_rate": 0.1}, "leave out loss_rate"),
@@ -145,10 +145,6 @@ def test_the_output_folder_is_expanded(monkeypatch, tmp_path):
         ({"patience": 2}, "eval_steps"),
         ({"warmup_steps": 31, "max_steps": 30}, "warmup_steps"),
         ({"gradient_accumulation_steps": 33}, "gradient_accumulation_steps"),
-        ({"unfreeze_last_layers": 5}, "gpt2-nano's 4 blocks"),
-        ({"lossy_layers": "0:5"}, "gpt2-nano's 4 blocks"),
-        ({"pipeline_parallel_size": 5}, "gpt2-nano's 4 blocks"),
-        ({"unfreeze_last_layers": 1, "lossy_direction": "backward", "lossy_layers": "0:3"}, "lossy_direction"),
         ({"implementation": "custom"}, "data_parallel_size"),
         ({"implementation": "dtensor", "data_parallel_size": 2}, "choose fsdp"),
         ({"implementation": "dtensor", "fp16": True}, "choose bf16"),
@@ -164,26 +160,18 @@ def test_the_output_folder_is_expanded(monkeypatch, tmp_path):
         ({**PIPELINE, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
         ({**PIPELINE, "unfreeze_last_layers": 1}, "unfreeze_last_layers"),
         ({**PIPELINE, "exact_adjoint": True, "repair": "rescale"}, "exact_adjoint"),
-        (
-            {"pipeline_parallel_size": 4, "pipeline_schedule": "1f1b", "pipeline_microbatches": 2},
-            "pipeline_microbatches",
-        ),
         ({**FSDP, "gradient_checkpointing": True}, "gradient_checkpointing"),
         ({**FSDP, "dataset": "squad"}, "dataset"),
         ({"control": "noise", "loss_type": "g-e", "loss_rate": 0.1, "mean_burst_packets": 8.0}, "control"),
-        ({"exact_adjoint": True, "lossy_direction": "backward"}, "exact_adjoint"),
-        ({"lossy_phase": "gather"}, "lossy_phase"),
-        ({"lossy_links": "0>9"}, "lossy_links"),
-        ({"lossy_links": "0>1", "ranks_per_node": 2}, "lossy_links"),
-        ({"ranks_per_node": 0}, "ranks_per_node = 0 is below 1: give 1 or more"),
-        ({"ranks_per_node": 4}, "ranks_per_node = 4 puts all 4 ranks into one node, so nothing can be lost: give 3"),
-        ({"ranks_per_node": 8, "data_parallel_size": 2}, "ranks_per_node = 8 puts all 8 ranks into one node"),
-        ({"wire_dtype": "int8", "mtu_bytes": 77}, "mtu_bytes = 77 leaves a packet no room for a block"),
-        ({"wire_dtype": "int4", "control": "elements"}, "wire_dtype = 'int4' does not work with packets of 1 elements"),
+        ({"lossy_links": "0>9"}, "link 0>9"),
+        ({"ranks_per_node": 0}, "ranks_per_node = 0"),
+        ({"ranks_per_node": 4}, "ranks_per_node = 4"),
+        ({"ranks_per_node": 8, "data_parallel_size": 2}, "ranks_per_node = 8"),
+        ({"wire_dtype": "int8", "mtu_bytes": 77}, "mtu_bytes = 77"),
+        ({"wire_dtype": "int4", "control": "elements"}, "wire_dtype = 'int4'"),
         ({"tensor_parallel_size": 1, **OWN}, "reliable_gather"),
         ({"replicated_gradients": "none"}, "replicated_gradients"),
         ({**OWN, "replicated_gradients": "lossy", "repair": "local"}, "replicated_gradients"),
-        ({**OWN, "resync_every": 5}, "resync_every"),
         ({"transport": "udp"}, "transport"),
         ({"link_gbits": 10.0}, "link_gbits"),
     ],
@@ -248,7 +236,6 @@ def test_no_text_is_empty_or_has_bytes_that_are_no_text(kind, name):
         {"implementation": "dtensor", "bf16": True, "data_parallel_size": 2, "data_parallel_type": "fsdp"},
         {"implementation": "megatron", "data_parallel_size": 2},
         {"implementation": "dtensor", "data_parallel_size": 2, "tensor_parallel_size": 1, "fp16": True},
-        {"unfreeze_last_layers": 1, "lossy_direction": "backward", "lossy_layers": "3:4"},
         {"warmup_steps": 30, "max_steps": 30},
         {"max_steps": 2},  # below the default of warmup_steps: a short trial
     ],
@@ -366,10 +353,9 @@ def test_records_mention_nodes_only_where_there_are_some():
 
 
 def test_settings_that_differ_are_named_with_both_values():
-    config = TrainConfig(loss_rate=0.2, output_dir="somewhere")
-    written = {"loss_rate": 0.1, "wire_dtype": None, "data": {"rows": 3}}
-    assert config.compared(["loss_rate", "data"], written) == "loss_rate = 0.1, not 0.2; another data"
-    assert config.compared(["algorithm"], written) == "no algorithm", "a record from before the setting existed"
+    config = TrainConfig(loss_rate=0.2)
+    assert config.compared(["loss_rate"], {"loss_rate": 0.1}) == "loss_rate = 0.1, not 0.2"
+    assert config.compared(["algorithm"], {}) == "no algorithm", "a record from before the setting existed"
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,8 @@ def test_only_the_last_blocks_norm_and_head_are_trained(toy, tmp_path, trained, 
     assert directions[0]["forward"]["packets"] == directions[1]["forward"]["packets"]
     frozen = directions[0].get("backward", {"packets": 0})["packets"]
     assert frozen == directions[1]["backward"]["packets"] * trained / 4
+    with pytest.raises(ValueError, match="unfreeze_last_layers = 5"):
+        run(toy(output_dir=str(tmp_path / "more"), **values, unfreeze_last_layers=5))
 
 
 @pytest.mark.parametrize(

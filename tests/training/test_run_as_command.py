@@ -49,7 +49,7 @@ def test_what_a_terminal_cannot_show_is_printed_as_escapes_not_taken_for_an_erro
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(command_line, "_leave", lambda code: code)
-    monkeypatch.setattr(command_line, "_unread_dropped", lambda: terminal.flush())
+    monkeypatch.setattr(command_line, "_reader_left", lambda: terminal.flush())
     run_as_command(train.main)
     assert (
         terminal.buffer.getvalue()
