@@ -30,7 +30,7 @@ gradient behind the norms does (0.3), and so do embeddings eleven times as large
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +146,7 @@ def _plain_layers_(model: nn.Module, summed: Callable[[Tensor], Tensor]) -> None
         def forward(x: Tensor) -> Tensor:
             ranks = len(layer.collective.group.local)
             weight = layer.weight.unflatten(1, (len(layer.widths), ranks, -1))  # (D, P, L, F)
-            bias = layer.bias.view(len(layer.widths), ranks, -1)  # (P, L, F)
+            bias = cast(Tensor, layer.bias).view(len(layer.widths), ranks, -1)  # (P, L, F)
             x_LTD = x.reshape(ranks, -1, x.shape[-1])
             y = torch.einsum("ltd,dplf->ltpf", x_LTD, weight) + bias.transpose(0, 1).unsqueeze(1)
             return y.reshape(*x.shape[:-1], -1)
@@ -156,7 +156,7 @@ def _plain_layers_(model: nn.Module, summed: Callable[[Tensor], Tensor]) -> None
     def row(layer: RowParallelLinear) -> Callable[[Tensor], Tensor]:
         def forward(x: Tensor) -> Tensor:
             x_LTK = x.reshape(len(layer.weight), -1, x.shape[-1])
-            y = summed(torch.bmm(x_LTK, layer.weight)) + layer.bias
+            y = summed(torch.bmm(x_LTK, layer.weight)) + cast(Tensor, layer.bias)
             return y.reshape(*x.shape[:-1], -1)
 
         return forward
@@ -196,7 +196,7 @@ def _detach_scale_(model: nn.Module) -> None:
         return detached
 
     for norm in _norms(model):
-        norm.forward = forward(norm)  # type: ignore[method-assign]
+        norm.forward = forward(norm)  # type: ignore[assignment, method-assign]
 
 
 def change_(model: Any, arm: Arm, config: PretrainConfig) -> None:
@@ -255,9 +255,10 @@ class TokensOfStep:
     """
 
     def __init__(self, model: nn.Module, ranks: int) -> None:
-        self.ranks, self.on, self.seen = ranks, False, {}
-        self.last = len(blocks_of(model)) - 1  # type: ignore[arg-type]
-        for layer, block in enumerate(blocks_of(model)):  # type: ignore[arg-type]
+        self.ranks, self.on = ranks, False
+        self.seen: dict[tuple[str, int], Tensor] = {}
+        self.last = len(blocks_of(model)) - 1
+        for layer, block in enumerate(blocks_of(model)):
             block.register_forward_hook(lambda _, inputs, out, layer=layer: self._block(layer, out))
             for module in block.modules():
                 if isinstance(module, RowParallelLinear):
@@ -269,7 +270,7 @@ class TokensOfStep:
 
     def _sum(self, layer: int, row: RowParallelLinear, y: Tensor) -> None:
         if self.on:
-            lost = (y.detach() == row.bias.detach()).any(-1)
+            lost = (y.detach() == cast(Tensor, row.bias).detach()).any(-1)
             before = self.seen.setdefault(("lost", layer), torch.zeros_like(lost))
             before |= lost
 
