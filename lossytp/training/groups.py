@@ -4,7 +4,7 @@ Names are those of earlier studies' flags. Importing this module costs no torch.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -27,6 +27,8 @@ from lossytp.training.settings import (
 )
 from lossytp.training.task_kinds import Task
 from lossytp.training.tasks import DECLARATIONS, TASKS, declared_task, read_declaration, task_named
+
+Network = TypeVar("Network", bound=LossyNetwork)
 
 
 class NetworkSettings(Settings):
@@ -135,10 +137,10 @@ class NetworkSettings(Settings):
             exact_adjoint=exact_adjoint,
         )
 
-    def build(self) -> LossyNetwork:
-        """Return a new network with these settings."""
+    def build(self, kind: type[Network] = LossyNetwork) -> Network:
+        """Return a new network of this kind with these settings."""
         process = self.process()
-        return LossyNetwork(
+        return kind(
             process if self.lossy_links is None else dict.fromkeys(links_named(self.lossy_links), process),
             seed=self.seed,
             wire=Wire(mtu_bytes=self.mtu_bytes, elements=1 if self.control == "elements" else None),

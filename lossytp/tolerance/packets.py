@@ -1,0 +1,228 @@
+"""Find the critical packets of a language model: those that it cannot lose.
+
+A few activations of some pretrained models are thousands of times larger than the others, mostly at the first token
+(Sun et al., "Massive activations in large language models", COLM 2024, arXiv:2402.17762). The packets that carry them
+have a large norm. Norm is not damage, so each packet that stands out is lost, and the rise of cross-entropy measured.
+
+Packets are tested in groups (Dorfman 1943): all that stand out are lost together; if this costs more than
+`CRITICAL_NATS` in some sequence, each half of them is lost, and so on down to single packets of a sequence. So a model
+without critical packets needs one pass.
+
+Shapes: N sequences, B of them in one message, T tokens of each; R ranks, M elements of a message.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.network.repairs import Repair, Zero
+from lossytp.network.routes import Hops, Missing, Routes
+from lossytp.network.scope import Site
+from lossytp.parallel.collectives import Message, fills, zero_
+
+CRITICAL_NATS = 0.1  # a token, over the sequence: a packet whose loss alone costs more is critical
+STANDS_OUT = 10.0  # times the median norm of the packets of the same sum
+MOST = 4  # packets of one sequence in one sum that are tested
+
+Place = tuple[int | None, str | None]  # layer and module
+Kind = tuple[int | None, str | None, int]  # and the packet's rank by norm within its sequence
+
+
+class Packet(NamedTuple):
+    """A packet that stands out.
+
+    Attributes:
+        message, sequence, token: where its largest element is: the message of the text, the sequence of the message.
+        src, dst: its link.
+        hop, number: the hop of the message, and the packet of the hop.
+        norm: its L2 norm.
+        ratio: the norm, over the median of all packets of the same sum.
+    """
+
+    layer: int | None
+    module: str | None
+    message: int
+    sequence: int
+    token: int
+    src: int
+    dst: int
+    hop: int
+    number: int
+    norm: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Watch(Zero):
+    """Show each message, before it loses anything, to the network's `see`."""
+
+    name = "watch"
+
+
+@fills(Watch)
+def watch_(message: Message, repair: Repair) -> None:
+    """Show the message, and then set what is missing to zero."""
+    network: Any = message.network
+    if network.see is not None:
+        network.see(message, network.site)
+    zero_(message, repair)
+
+
+class SelectiveNetwork(LossyNetwork):
+    """A network that treats chosen packets of the reduce phase apart. Set the attributes before a message is sent.
+
+    Attributes:
+        chosen: packets of each hop, by layer and module.
+        alone: whether the chosen packets are lost, and no others.
+        delivers: whether `protect_first` sends the chosen packets until they arrive, and not those of first positions.
+        see: shown each message of the repair `Watch`, and its site.
+    """
+
+    chosen: dict[Place, dict[int, list[int]]] = {}
+    alone = delivers = False
+    see: Callable[[Message, Site], None] | None = None
+    site: Site | None = None
+
+    def _send_all(self, hops: Hops, capacity: int, repair: Repair, group: str, site: Site | None) -> Missing:
+        self.site = site
+        return Missing(self._of(hops)) if self.alone else super()._send_all(hops, capacity, repair, group, site)
+
+    def _packets_at(self, positions: tuple[int, int] | slice, hops: Hops, capacity: int) -> list[np.ndarray]:
+        return self._of(hops) if self.delivers else super()._packets_at(positions, hops, capacity)
+
+    def _of(self, hops: Hops) -> list[np.ndarray]:
+        site = self.site
+        found = self.chosen.get((site.layer, site.module), {}) if site and site.phase == "reduce" else {}
+        return [np.array(sorted(found.get(number, ())), dtype=np.int64) for number in range(len(hops))]
+
+
+def norms_of(rows_RM: Tensor, hops: Hops, capacity: int) -> list[np.ndarray]:
+    """Return the L2 norms of each hop's packets."""
+    norms = []
+    for hop in hops:
+        carried = rows_RM[list(hop.positions), hop.start : hop.stop].sum(0).float()
+        norms.append(pad(carried, (0, -len(carried) % capacity)).view(-1, capacity).norm(dim=1).cpu().numpy())
+    return norms
+
+
+def standing_out(message: Message, site: Site, routes: Routes, *, number: int, shape: tuple[int, int]) -> list[Packet]:
+    """Return the packets that stand out of those of their sum, if B sequences share a message.
+
+    Args:
+        message: what the ranks contribute to the sum.
+        site: the sum's place in the model.
+        routes: the hops of a message of some size.
+        number: of the message, among those of the text.
+        shape: (B, T).
+    """
+    rows_RM, (sequences, tokens) = message.rows_LN, shape
+    width = rows_RM.shape[1] // (sequences * tokens)
+    hops, found = routes(rows_RM.shape[1], tuple(message.ranks), 1), []
+    norms = norms_of(rows_RM, hops, message.capacity)
+    median = float(np.median(np.concatenate(norms)))
+    for index, (hop, norms_P) in enumerate(zip(hops, norms, strict=True)):
+        for packet in np.flatnonzero(norms_P > STANDS_OUT * median).tolist():
+            start = hop.start + packet * message.capacity
+            carried = rows_RM[list(hop.positions), start : min(start + message.capacity, hop.stop)].sum(0)
+            sequence, token = divmod((start + int(carried.abs().argmax())) // width, tokens)
+            norm = float(norms_P[packet])
+            link = (hop.src, hop.dst, index, packet, norm, norm / median)
+            found.append(Packet(site.layer, site.module, number, sequence, token, *link))
+    return found
+
+
+def ranked(packets: Sequence[Packet]) -> dict[Kind, list[Packet]]:
+    """Return the packets by kind: layer, module, and the packet's rank by norm in its sequence, from 0.
+
+    Kinds are in the order of their largest ratio. A kind has at most one packet of each sequence.
+    """
+    found: dict[Kind, list[Packet]] = {}
+    ranks: Counter = Counter()
+    for packet in sorted(packets, key=lambda packet: -packet.norm):
+        sum_of_sequence = packet[:4]
+        if ranks[sum_of_sequence] < MOST:
+            found.setdefault((packet.layer, packet.module, ranks[sum_of_sequence]), []).append(packet)
+            ranks[sum_of_sequence] += 1
+    return dict(sorted(found.items(), key=lambda item: -max(packet.ratio for packet in item[1])))
+
+
+Lose = Callable[[Sequence[Packet], Sequence[int]], np.ndarray]
+"""`lose(packets, messages)` returns the rise of each sequence of these messages if they lose exactly these packets:
+(messages, B), NaN beyond the text."""
+
+
+class Found(NamedTuple):
+    """What the search found.
+
+    Attributes:
+        critical: each critical packet, with the rise of its sequence if it alone is lost.
+        kinds: the number of kinds tested.
+        others: the rises of sequences that lost all packets that stand out, but no critical one.
+        unexplained: the number of sequences that rise by more than `CRITICAL_NATS`, but through no single packet.
+    """
+
+    critical: list[tuple[Packet, float]]
+    kinds: int
+    others: list[float]
+    unexplained: int
+
+
+def search(packets: Sequence[Packet], messages: Sequence[int], lose: Lose) -> Found:
+    """Find the critical packets among those that stand out."""
+    kinds = ranked(packets)
+    if not kinds:
+        return Found([], 0, [], 0)
+    tested = [packet for each in kinds.values() for packet in each]
+    touched = {packet[2:4] for packet in tested}
+    together = _by_sequence(lose(tested, messages), messages)
+    critical: dict[tuple[int, int], list[tuple[Packet, float]]] = {}
+    seen: set[Kind] = set()
+    halved: set[int] = set()
+    while True:
+        open_ = Counter(each[0] for each, rise in together.items() if rise > CRITICAL_NATS and each not in critical)
+        left = [message for message, _ in open_.most_common() if message not in halved]
+        if not left:
+            break
+        halved.add(left[0])
+        guilty = [kind for kind in _halves(list(kinds), kinds, left[0], lose) if kind not in seen]
+        for kind in guilty:
+            seen.add(kind)
+            alone = _by_sequence(lose(kinds[kind], messages), messages)
+            for packet in kinds[kind]:
+                if alone[packet[2:4]] > CRITICAL_NATS:
+                    critical.setdefault(packet[2:4], []).append((packet, alone[packet[2:4]]))
+    others = [rise for each, rise in together.items() if each in touched and each not in critical]
+    found = [each for of_sequence in critical.values() for each in of_sequence]
+    return Found(found, len(kinds), others, sum(open_.values()))
+
+
+def _halves(kinds: list[Kind], packets: dict[Kind, list[Packet]], message: int, lose: Lose) -> list[Kind]:
+    """Return the kinds whose loss alone is critical for a sequence of a message that all of them harm together."""
+    if len(kinds) == 1:
+        return kinds
+    found = []
+    for half in (kinds[: len(kinds) // 2], kinds[len(kinds) // 2 :]):
+        lost = [packet for kind in half for packet in packets[kind] if packet.message == message]
+        if lost and np.nanmax(lose(lost, [message])) > CRITICAL_NATS:
+            found += _halves(half, packets, message, lose)
+    return found
+
+
+def _by_sequence(rises_MB: np.ndarray, messages: Sequence[int]) -> dict[tuple[int, int], float]:
+    return {(message, sequence): float(rise) for message, rises in zip(messages, rises_MB, strict=True)
+            for sequence, rise in enumerate(rises) if not np.isnan(rise)}
+
+
+def chosen_in(packets: Sequence[Packet], message: int) -> dict[Place, dict[int, list[int]]]:
+    """Return the packets of one message as `SelectiveNetwork` takes them."""
+    found: dict[Place, dict[int, list[int]]] = {}
+    for packet in packets:
+        if packet.message == message:
+            found.setdefault((packet.layer, packet.module), {}).setdefault(packet.hop, []).append(packet.number)
+    return found
