@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from lossytp.study.statistics import ONE_POINT, t_interval
 from lossytp.study.style import COLUMN, FALL, POINTS, estimates, shared_legend, task_name
 from lossytp.study.tables import LOSSLESS, final_accuracies, json_rows, loss_rate_of, paired_p, with_holm
-from lossytp.tolerance.damage import packet_norms, summary
+from paper.sums import packet_norms, summary
 from lossytp.training.batches import load_dataset
 from lossytp.training.config import TrainConfig
 from lossytp.training.files import write_atomically

@@ -176,6 +176,7 @@ class ToleranceConfig(NetworksConfig):
     """A model, a text, the networks to try, and the width of the intervals to reach."""
 
     DEFAULT_RATES: ClassVar[str] = "0.01,0.03"
+    NEEDS_LOSSES: ClassVar[bool] = True
 
     text: str | None = None
     """Text files by pattern, stdlib (the sources of Python's standard library), or wikitext-2 (its test text, under
@@ -210,7 +211,9 @@ class ToleranceConfig(NetworksConfig):
     prompt_tokens: Annotated[int, Field(ge=2)] = 64
     """With decode, tokens of a prompt."""
     new_tokens: Annotated[int, Field(ge=4)] = 32
-    """With decode, tokens of a continuation. Each row has `min_draws` draws."""
+    """With decode, tokens of a continuation."""
+    decode_draws: Annotated[int, Field(ge=2)] = 3
+    """With decode, draws of losses for each row."""
     output_dir: str = "output/tolerance"
     """Folder for tolerance.json, or decoding.json, and the figure."""
 
@@ -220,7 +223,7 @@ class ToleranceConfig(NetworksConfig):
             raise ValueError(
                 f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
             )
-        if not self.decode and self.rates()[0] == 0:
+        if self.NEEDS_LOSSES and not self.decode and self.rates()[0] == 0:
             raise ValueError("loss_rates = 0 loses nothing, so there is no slope: give rates above 0, such as 0.01")
         self.prefill_names()
         if self.prefix_tokens >= self.prompt_tokens:
@@ -228,6 +231,10 @@ class ToleranceConfig(NetworksConfig):
                 f"prefix_tokens = {self.prefix_tokens} is not below prompt_tokens = {self.prompt_tokens}: give fewer"
             )
         return self
+
+    def networks(self) -> list[tuple[str, str]]:
+        """Return each algorithm with each phase."""
+        return list(dict.fromkeys((setup.algorithm, setup.phase) for setup in self.setups()))
 
     def repair_names(self) -> list[str]:
         """Return the repairs to measure."""

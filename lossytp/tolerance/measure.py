@@ -40,7 +40,7 @@ from lossytp.training.record import check_same_trace, commit, environment, trace
 from lossytp.training.shapes import Shape, check_positions
 from lossytp.training.text import all_blocks, token_losses
 
-BLOCK_SIZE, TOKENS = 128, 4096  # of the text, if not given
+FEWEST = 3  # draws of losses that are not independent
 ERROR_DRAWS = 2  # of losses, for the squared errors of repairs
 NORMALISED = 0.5  # of a block's sums: how far its output may be from them and its input, if it adds them as they are
 
@@ -69,12 +69,14 @@ class Measurement:
         if the text has too few blocks.
     """
 
+    BLOCK_SIZE, TOKENS = 128, 4096  # if not given
+
     def __init__(self, config: ToleranceConfig) -> None:
         self.config = config
         tokenizer, self.dense, self.ranks = language_model(config)
         self.device, shape = self.dense.device, self.dense.config
         positions = shape.max_position_embeddings
-        block_size = config.prompt_tokens if config.decode else config.block_size or min(BLOCK_SIZE, positions)
+        block_size = config.prompt_tokens if config.decode else config.block_size or min(self.BLOCK_SIZE, positions)
         longest = block_size + config.new_tokens if config.decode else block_size
         setting = "prompt_tokens + new_tokens" if config.decode else "block_size"
         check_positions(config.model_name, positions, longest, setting=setting)
@@ -82,7 +84,7 @@ class Measurement:
         name, asked = ("prompts", config.prompts) if config.decode else ("blocks", config.blocks)
         with waiting(f"{config.model_name}: reading the text"):
             text = corpus(config.files(), split="validation")
-            wanted = asked or max(config.batch_size, TOKENS // block_size)
+            wanted = asked or max(config.batch_size, self.TOKENS // block_size)
             blocks_NT = all_blocks(text, tokenizer, block_size=block_size, at_most=wanted)
             if asked is not None:
                 check_at_most(name, asked, len(blocks_NT), f"no more than the text has, of {block_size} tokens")
@@ -90,17 +92,25 @@ class Measurement:
         self.messages = self.blocks_NT.split(config.batch_size)
 
     @cached_property
-    def lossless_N(self) -> np.ndarray:
-        """Return each block's cross-entropy in the dense model."""
-        with waiting(f"{self.config.model_name}: scoring the text without losses"):
-            return np.concatenate([self.score(self.dense, ids_BT) for ids_BT in self.messages])
+    def first_B(self) -> np.ndarray:
+        """Return the cross-entropies of the first message's sequences in the dense model."""
+        with waiting(f"{self.config.model_name}: scoring the first sequences without losses"):
+            return self.score(self.dense, self.messages[0])
+
+    def rounding(self, lossless: "Lossless") -> Estimate | None:
+        """Return what rounding for sending costs alone, in nats a token; None if nothing is rounded."""
+        if self.config.wire_dtype is None:
+            return None
+        with waiting(f"{self.config.model_name}: scoring the text without rounding"):
+            later = [self.score(self.dense, ids_BT) for ids_BT in self.messages[1:]]
+        return t_interval(np.array(lossless.scores) - np.concatenate([self.first_B, *later]))
 
     def score(self, model: Any, ids_BT: Tensor) -> np.ndarray:
         """Return each sequence's mean cross-entropy of a token given the earlier ones, (B,)."""
         on = self.device.type
         autocast = torch.autocast(on, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
         with autocast:
-            return token_losses(model, ids_BT).mean(1).double().cpu().numpy()
+            return token_losses(model, ids_BT).cpu().numpy().astype(np.float64).mean(1)
 
     def over(self, settings: NetworkSettings, **changes: Any) -> tuple[Any, SelectiveNetwork]:
         """Return the model over a network, and the network. `changes` are those of how ranks exchange messages."""
@@ -132,20 +142,25 @@ def estimate_of(rises: Any, config: ToleranceConfig) -> Estimate:
     has both variances. In bursts and traces, sequences of one draw share losses.
     """
     rises_SN = np.asarray(rises)
-    return t_interval(rises_SN.mean(0)) if config.loss_type == "ber" else crossed_interval(rises_SN)
+    return t_interval(rises_SN.mean(0)) if independent(config) else crossed_interval(rises_SN)
+
+
+def independent(config: ToleranceConfig) -> bool:
+    """Return whether packets are lost independently, and not in bursts or together."""
+    return config.loss_type == "ber"
 
 
 class Lossless(NamedTuple):
     """What a pass without losses shows.
 
     Attributes:
-        rounded_N: the sequences' cross-entropies if what is sent is rounded.
+        scores: the sequences' cross-entropies (N,), with what is sent rounded if there is a `wire_dtype`.
         packets: those that stand out.
         alone: those that would stand out if each sequence were a message of its own.
         errors: each repair's squared error, over that of no repair.
     """
 
-    rounded_N: list[float]
+    scores: list[float]
     packets: list[Packet]
     alone: list[Packet]
     errors: dict[str, float]
@@ -190,21 +205,19 @@ class Account:
 
     def find(self, lossless: Lossless) -> Found:
         """Find the critical packets."""
-        messages, size = self.measurement.messages, self.config.batch_size
-
-        def lose(packets: Sequence[Packet], numbers: Sequence[int]) -> np.ndarray:
-            rises_MB = np.full((len(numbers), size), np.nan)
-            for row, number in enumerate(numbers):
-                network.chosen = chosen_in(packets, number)
-                if network.chosen:
-                    ids_BT = messages[number]
-                    before_B = lossless.rounded_N[number * size :][: len(ids_BT)]
-                    rises_MB[row, : len(ids_BT)] = self.measurement.score(self._watched, ids_BT) - before_B
-            return rises_MB
-
-        network = self._network
+        network, size = self._network, self.config.batch_size
         network.alone = True
-        return search(lossless.packets, range(len(messages)), lose)
+
+        def lose(packets: Sequence[Packet]) -> dict[tuple[int, int], float]:
+            rises = {}
+            for number in sorted({packet.message for packet in packets}):
+                network.chosen = chosen_in(packets, number)
+                scores_B = self.measurement.score(self._watched, self.measurement.messages[number])
+                for sequence in {packet.sequence for packet in packets if packet.message == number}:
+                    rises[number, sequence] = float(scores_B[sequence]) - lossless.scores[number * size + sequence]
+            return rises
+
+        return search(lossless.packets, lose)
 
     def rises(
         self,
@@ -232,9 +245,9 @@ class Account:
                 for chosen_here, ids_BT in zip(chosen_by_message, self.measurement.messages, strict=True):
                     network.chosen = chosen_here if network.delivers else {}
                     scores.append(self.measurement.score(model, ids_BT))
-            rises_SN.append(np.concatenate(scores) - lossless.rounded_N)
+            rises_SN.append(np.concatenate(scores) - lossless.scores)
             drawn()
-            if len(rises_SN) < config.min_draws:
+            if len(rises_SN) < (config.min_draws if independent(config) else max(config.min_draws, FEWEST)):
                 continue
             rise = estimate_of(rises_SN, config)
             if rise.half_width <= config.precision * max(abs(rise.value), scale):
@@ -334,7 +347,7 @@ class Record:
         ours = {
             "config": settings_of(self.config),
             "tensor_parallel_size": measurement.ranks,
-            "lossless_cross_entropy": float(measurement.lossless_N.mean()),
+            "first_cross_entropy": float(measurement.first_B.mean()),
             "text_sha256": hashlib.sha256(measurement.blocks_NT.cpu().numpy().astype("<i8").tobytes()).hexdigest(),
             **measurement.first_tokens,
             **({"trace_sha256": trace} if trace else {}),
@@ -345,11 +358,12 @@ class Record:
             raise ValueError(
                 f"the text, or what stands before it, has changed since {self.file} was written: {OTHER_FOLDER}"
             )
-        then = self.values.get("lossless_cross_entropy", ours["lossless_cross_entropy"])
-        if abs(ours["lossless_cross_entropy"] - then) > SAME_NATS:
+        now = ours["first_cross_entropy"]
+        then = self.values.get("first_cross_entropy", now)
+        if abs(now - then) > SAME_NATS:
             raise ValueError(
                 f"{self.file} was measured with a cross-entropy of {then:.4f} nats without losses, not "
-                f"{ours['lossless_cross_entropy']:.4f}: the model has changed; {OTHER_FOLDER}"
+                f"{now:.4f}: the model has changed; {OTHER_FOLDER}"
             )
         self.values = ours
 
@@ -389,6 +403,7 @@ class Measured(NamedTuple):
     lossless: Lossless
     found: Found
     rows: list[Rises]
+    rounding: Estimate | None
 
 
 def measure(measurement: Measurement, record: Record, drawn: Callable[[str], object]) -> Iterator[Measured]:
@@ -401,7 +416,7 @@ def measure(measurement: Measurement, record: Record, drawn: Callable[[str], obj
     """
     record.begin(measurement)
     config = measurement.config
-    for algorithm, phase in dict.fromkeys(setup[:2] for setup in config.setups()):
+    for algorithm, phase in config.networks():
         account = Account(measurement, algorithm, phase)
 
         def step(name: str, compute: Callable[[], Any], where: str = f"{algorithm}, {phase}") -> Any:
@@ -411,7 +426,7 @@ def measure(measurement: Measurement, record: Record, drawn: Callable[[str], obj
 
         values = step("without losses", lambda: _plain(account.lossless()))
         packets, alone = ([Packet(*each) for each in values[name]] for name in ("packets", "alone"))
-        lossless = Lossless(values["rounded_N"], packets, alone, values["errors"])
+        lossless = Lossless(values["scores"], packets, alone, values["errors"])
         values = step("critical packets", lambda: _plain(account.find(lossless)))
         found = Found(**values | {"critical": [(Packet(*packet), rise) for packet, rise in values["critical"]]})
         critical = [packet for packet, _ in found.critical]
@@ -423,7 +438,8 @@ def measure(measurement: Measurement, record: Record, drawn: Callable[[str], obj
                 lambda: _plain(account.rises(repair, rate, lossless, critical, lambda: drawn(""), scale)),
             )
             rows.append(Rises(**values | {"setup": Setup(*values["setup"])}))
-        yield Measured(algorithm, phase, lossless, found, rows)
+        rounded = config.wire_dtype and step("rounding", lambda: measurement.rounding(lossless).as_json())
+        yield Measured(algorithm, phase, lossless, found, rows, Estimate(**rounded) if rounded else None)
 
 
 def _plain(result: Any) -> dict[str, Any]:

@@ -4,14 +4,12 @@ A few activations of some pretrained models are thousands of times larger than t
 (Sun et al., "Massive activations in large language models", COLM 2024, arXiv:2402.17762). The packets that carry them
 have a large norm. Norm is not damage, so each packet that stands out is lost, and the rise of cross-entropy measured.
 
-Packets are tested in groups (Dorfman 1943): all that stand out are lost together; if this costs more than
-`CRITICAL_NATS` in some sequence, each half of them is lost, and so on down to single packets of a sequence. So a model
-without critical packets needs one pass.
+In every sequence, the packet that stands out most is lost alone; then all others that stand out are lost together. If
+these cost more than `CRITICAL_NATS`, the next of them is lost alone, and so on. Sequences are tested side by side.
 
 Shapes: N sequences, B of them in one message, T tokens of each; R ranks, M elements of a message.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,12 +24,11 @@ from lossytp.network.routes import Hops, Missing, Routes
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import Message, fills, zero_
 
-CRITICAL_NATS = 0.1  # a token, over the sequence: a packet whose loss alone costs more is critical
+CRITICAL_NATS = 1.0  # a token, over the sequence: a packet whose loss alone costs more is critical
 STANDS_OUT = 10.0  # times the median norm of the packets of the same sum
-MOST = 4  # packets of one sequence in one sum that are tested
+MOST, PEELED = 16, 4  # packets of a sequence that are tested, and those of them that are lost alone
 
 Place = tuple[int | None, str | None]  # layer and module
-Kind = tuple[int | None, str | None, int]  # and the packet's rank by norm within its sequence
 
 
 class Packet(NamedTuple):
@@ -137,24 +134,8 @@ def standing_out(message: Message, site: Site, routes: Routes, *, number: int, s
     return found
 
 
-def ranked(packets: Sequence[Packet]) -> dict[Kind, list[Packet]]:
-    """Return the packets by kind: layer, module, and the packet's rank by norm in its sequence, from 0.
-
-    Kinds are in the order of their largest ratio. A kind has at most one packet of each sequence.
-    """
-    found: dict[Kind, list[Packet]] = {}
-    ranks: Counter = Counter()
-    for packet in sorted(packets, key=lambda packet: -packet.norm):
-        sum_of_sequence = packet[:4]
-        if ranks[sum_of_sequence] < MOST:
-            found.setdefault((packet.layer, packet.module, ranks[sum_of_sequence]), []).append(packet)
-            ranks[sum_of_sequence] += 1
-    return dict(sorted(found.items(), key=lambda item: -max(packet.ratio for packet in item[1])))
-
-
-Lose = Callable[[Sequence[Packet], Sequence[int]], np.ndarray]
-"""`lose(packets, messages)` returns the rise of each sequence of these messages if they lose exactly these packets:
-(messages, B), NaN beyond the text."""
+Lose = Callable[[Sequence[Packet]], dict[tuple[int, int], float]]
+"""Return the rise of each sequence that loses exactly these packets, by message and sequence."""
 
 
 class Found(NamedTuple):
@@ -162,61 +143,35 @@ class Found(NamedTuple):
 
     Attributes:
         critical: each critical packet, with the rise of its sequence if it alone is lost.
-        kinds: the number of kinds tested.
-        others: the rises of sequences that lost all packets that stand out, but no critical one.
-        unexplained: the number of sequences that rise by more than `CRITICAL_NATS`, but through no single packet.
+        others: the rise of each sequence that lost all its other packets that stand out.
+        unexplained: the number of sequences that these others still harm by more than `CRITICAL_NATS`.
     """
 
     critical: list[tuple[Packet, float]]
-    kinds: int
     others: list[float]
     unexplained: int
 
 
-def search(packets: Sequence[Packet], messages: Sequence[int], lose: Lose) -> Found:
+def search(packets: Sequence[Packet], lose: Lose) -> Found:
     """Find the critical packets among those that stand out."""
-    kinds = ranked(packets)
-    if not kinds:
-        return Found([], 0, [], 0)
-    tested = [packet for each in kinds.values() for packet in each]
-    touched = {packet[2:4] for packet in tested}
-    together = _by_sequence(lose(tested, messages), messages)
-    critical: dict[tuple[int, int], list[tuple[Packet, float]]] = {}
-    seen: set[Kind] = set()
-    halved: set[int] = set()
-    while True:
-        open_ = Counter(each[0] for each, rise in together.items() if rise > CRITICAL_NATS and each not in critical)
-        left = [message for message, _ in open_.most_common() if message not in halved]
+    left: dict[tuple[int, int], list[Packet]] = {}
+    for packet in sorted(packets, key=lambda packet: -packet.ratio):
+        ours = left.setdefault((packet.message, packet.sequence), [])
+        if len(ours) < MOST:
+            ours.append(packet)
+    critical, others = [], {}
+    for _ in range(PEELED):
         if not left:
             break
-        halved.add(left[0])
-        guilty = [kind for kind in _halves(list(kinds), kinds, left[0], lose) if kind not in seen]
-        for kind in guilty:
-            seen.add(kind)
-            alone = _by_sequence(lose(kinds[kind], messages), messages)
-            for packet in kinds[kind]:
-                if alone[packet[2:4]] > CRITICAL_NATS:
-                    critical.setdefault(packet[2:4], []).append((packet, alone[packet[2:4]]))
-    others = [rise for each, rise in together.items() if each in touched and each not in critical]
-    found = [each for of_sequence in critical.values() for each in of_sequence]
-    return Found(found, len(kinds), others, sum(open_.values()))
-
-
-def _halves(kinds: list[Kind], packets: dict[Kind, list[Packet]], message: int, lose: Lose) -> list[Kind]:
-    """Return the kinds whose loss alone is critical for a sequence of a message that all of them harm together."""
-    if len(kinds) == 1:
-        return kinds
-    found = []
-    for half in (kinds[: len(kinds) // 2], kinds[len(kinds) // 2 :]):
-        lost = [packet for kind in half for packet in packets[kind] if packet.message == message]
-        if lost and np.nanmax(lose(lost, [message])) > CRITICAL_NATS:
-            found += _halves(half, packets, message, lose)
-    return found
-
-
-def _by_sequence(rises_MB: np.ndarray, messages: Sequence[int]) -> dict[tuple[int, int], float]:
-    return {(message, sequence): float(rise) for message, rises in zip(messages, rises_MB, strict=True)
-            for sequence, rise in enumerate(rises) if not np.isnan(rise)}
+        alone = lose([each[0] for each in left.values()])
+        rest = lose([packet for each in left.values() for packet in each[1:]])
+        for place, (packet, *_) in left.items():
+            if alone[place] > CRITICAL_NATS:
+                critical.append((packet, alone[place]))
+            if place in rest:
+                others[place] = rest[place]
+        left = {place: each[1:] for place, each in left.items() if rest.get(place, 0) > CRITICAL_NATS}
+    return Found(critical, list(others.values()), len(left))
 
 
 def chosen_in(packets: Sequence[Packet], message: int) -> dict[Place, dict[int, list[int]]]:

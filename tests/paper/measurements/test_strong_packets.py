@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.tolerance.damage import BINS, by_norm, packet_norms, summary
+from paper.sums import BINS, by_norm, packet_norms, summary
 from lossytp.training.groups import NetworkSettings
 from lossytp.training.text import losses_by_block
 from tests.parallel.conftest import tiny_gpt2
