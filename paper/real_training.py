@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from lossytp.study.statistics import ONE_POINT, t_interval
 from lossytp.study.style import COLUMN, FALL, POINTS, estimates, shared_legend, task_name
 from lossytp.study.tables import LOSSLESS, final_accuracies, json_rows, loss_rate_of, paired_p, with_holm
-from paper.sums import packet_norms, summary
 from lossytp.training.batches import load_dataset
 from lossytp.training.config import TrainConfig
 from lossytp.training.files import write_atomically
@@ -25,6 +24,7 @@ from lossytp.training.saved_models import remove_models
 from paper.real_model import ADVISED, BEST, FEW, NAMES, NOTHING, RETRANSMITTING, _named, expected_round_trips
 from paper.robustness import STRONGEST_FILE, evaluate_at, train
 from paper.study import Claim, Results, Study, claim, row_of, rows_of, shown
+from paper.sums import packet_norms, summary
 
 CONTRASTS = {  # both models and repairs of a difference in accuracy: trained over, evaluated with
     "training under loss": ((NOTHING, NOTHING), (LOSSLESS, NOTHING)),

@@ -1,4 +1,4 @@
-"""The sums of a real model: which packets carry them, what each costs if it is lost alone, and how wrong sums become."""
+"""The sums of a real model: the packets that carry them, what each costs if lost alone, and how wrong sums become."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,9 +23,9 @@ from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import rank_by_rank
 from lossytp.parallel.plans import LayerSplit, blocks_of, weight_and_bias
 from lossytp.study.style import COLUMN, marker_of, shared_legend
-from paper.damage import RISE, checked_layers
 from lossytp.training.groups import NetworkSettings
 from lossytp.training.text import losses_by_block
+from paper.damage import RISE, checked_layers
 
 NOTHING = 1e-3  # nats: below this, the axis of single packets is linear
 

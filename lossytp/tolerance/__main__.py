@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lossytp.parallel.group import rank_and_world_size
-from lossytp.tolerance.config import Setup, ToleranceConfig
+from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.models import check_there
 from lossytp.training.progress import waiting

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,13 +97,10 @@ class Measurement:
         with waiting(f"{self.config.model_name}: scoring the first sequences without losses"):
             return self.score(self.dense, self.messages[0])
 
-    def rounding(self, lossless: "Lossless") -> Estimate | None:
-        """Return what rounding for sending costs alone, in nats a token; None if nothing is rounded."""
-        if self.config.wire_dtype is None:
-            return None
-        with waiting(f"{self.config.model_name}: scoring the text without rounding"):
-            later = [self.score(self.dense, ids_BT) for ids_BT in self.messages[1:]]
-        return t_interval(np.array(lossless.scores) - np.concatenate([self.first_B, *later]))
+    def rounding(self, lossless: "Lossless") -> Estimate:
+        """Return what rounding for sending costs alone, in nats a token."""
+        dense = [self.first_B, *(self.score(self.dense, ids_BT) for ids_BT in self.messages[1:])]
+        return t_interval(np.array(lossless.scores) - np.concatenate(dense))
 
     def score(self, model: Any, ids_BT: Tensor) -> np.ndarray:
         """Return each sequence's mean cross-entropy of a token given the earlier ones, (B,)."""
@@ -157,13 +154,11 @@ class Lossless(NamedTuple):
         scores: the sequences' cross-entropies (N,), with what is sent rounded if there is a `wire_dtype`.
         packets: those that stand out.
         alone: those that would stand out if each sequence were a message of its own.
-        errors: each repair's squared error, over that of no repair.
     """
 
     scores: list[float]
     packets: list[Packet]
     alone: list[Packet]
-    errors: dict[str, float]
 
 
 class Account:
@@ -172,9 +167,9 @@ class Account:
     def __init__(self, measurement: Measurement, algorithm: str, phase: str) -> None:
         self.measurement, self.algorithm, self.phase = measurement, algorithm, phase
         self.config = measurement.config
-        self.rate, self.largest = self.config.rates()[0], self.config.rates()[-1]
-        self._watched, self._network = measurement.over(self._settings(NO_REPAIR, self.rate, "reduce"), repair=Watch())
-        self._lossless_N = np.array([])
+        settings = self._settings(NO_REPAIR, self.config.rates()[0], "reduce")
+        self._routes = settings.comm().algorithm.reduce
+        self._watched, self._network = measurement.over(settings, repair=Watch())
 
     def _settings(self, repair: str, rate: float, phase: str | None = None) -> NetworkSettings:
         return self.config.network(Setup(self.algorithm, phase or self.phase, repair, rate))
@@ -182,26 +177,39 @@ class Account:
     def lossless(self) -> Lossless:
         """Score the text without losses, and look at every packet."""
         network, tokens = self._network, self.measurement.blocks_NT.shape[1]
-        routes = self._settings(NO_REPAIR, self.rate).comm().algorithm.reduce
-        errors, packets, alone = SquaredErrors(self), [], []
+        packets: list[Packet] = []
+        alone: list[Packet] = []
         network.alone, network.chosen, scores = True, {}, []
         for number, ids_BT in enumerate(self.measurement.messages):
 
             def see(message: Message, site: Site, number: int = number, sequences: int = len(ids_BT)) -> None:
                 shape = (sequences, tokens)
-                packets.extend(standing_out(message, site, routes, number=number, shape=shape))
+                packets.extend(standing_out(message, site, self._routes, number=number, shape=shape))
                 for sequence, rows_RM in enumerate(message.rows_LN.chunk(sequences, 1)):
                     single = message._replace(rows_LN=rows_RM)
-                    found = standing_out(single, site, routes, number=number, shape=(1, tokens))
+                    found = standing_out(single, site, self._routes, number=number, shape=(1, tokens))
                     alone.extend(packet._replace(sequence=sequence) for packet in found)
-                if number == 0:
-                    errors.see(message, site, shape)
 
             network.see = see
-            with errors.watching(self._watched) if number == 0 else nullcontext():
-                scores.append(self.measurement.score(self._watched, ids_BT))
+            scores.append(self.measurement.score(self._watched, ids_BT))
         network.see = None
-        return Lossless(np.concatenate(scores).tolist(), packets, alone, errors.ratios())
+        return Lossless(np.concatenate(scores).tolist(), packets, alone)
+
+    def squared_errors(self) -> dict[str, float]:
+        """Return the squared error that each repair leaves at the largest loss rate, over that of no repair.
+
+        Every sum of the first message is lost alone, with lossless contributions.
+        """
+        repairs = [NO_REPAIR, *(each for each in self.config.repair_names() if not repair_named(each).remembers)]
+        networks = [self._settings(repair, self.config.rates()[-1]) for repair in repairs]
+        ids_BT = self.measurement.messages[0]
+        errors = SquaredErrors(networks, self.measurement.ranks, ids_BT)
+        self._network.alone, self._network.chosen, self._network.see = True, {}, errors.see
+        with errors.watching(self._watched):
+            self.measurement.score(self._watched, ids_BT)
+        self._network.see = None
+        mean_K = torch.stack(errors.of_sums_K).mean(0).double()
+        return dict(zip(repairs, (mean_K / mean_K[0]).tolist(), strict=True))
 
     def find(self, lossless: Lossless) -> Found:
         """Find the critical packets."""
@@ -258,56 +266,47 @@ class Account:
 
 
 class SquaredErrors:
-    """The squared error that repairs leave in a model's sums, over what no repair leaves, at the largest loss rate.
+    """The squared errors (K,) of K networks in each of a model's sums.
 
-    Each sum is lost alone, with lossless contributions. Its error counts relative to what the next layer divides by,
-    token by token: the residual stream after the block, or the sum itself in a model that normalises it first.
+    An error is relative to what the next layer divides by, token by token: the residual stream after the block, or the
+    sum itself in a model that normalises it first.
     """
 
-    def __init__(self, account: Account) -> None:
-        self._repairs, self._collectives = [NO_REPAIR], []
-        for repair in account.config.repair_names():
-            if not repair_named(repair).remembers:  # before a single sum, nothing arrived
-                self._repairs.append(repair)
-        for repair in self._repairs:
-            settings = account._settings(repair, account.largest)
-            group = RankGroup(account.measurement.ranks)
-            self._collectives.append(LossyCollective(settings.build(), group, settings.comm()))
-        self._pending: list[tuple[Tensor, Tensor]] = []  # of this block's sums: errors (K, B * T), and the sum
-        self._errors_K: list[Tensor] = []
+    def __init__(self, networks: Sequence[NetworkSettings], ranks: int, ids_BT: Tensor) -> None:
+        group = RankGroup(ranks)
+        self._collectives = [LossyCollective(each.build(), group, each.comm()) for each in networks]
+        self._positions = np.tile(np.arange(ids_BT.shape[1]), len(ids_BT))
+        self._of_block: list[tuple[Tensor, Tensor]] = []  # errors (K, B * T), and the sum (B * T, D)
+        self.of_sums_K: list[Tensor] = []
 
-    def see(self, message: Message, site: Site, shape: tuple[int, int]) -> None:
+    def see(self, message: Message, site: Site) -> None:
         """Send the contributions over each network, and keep each token's squared error."""
-        rows_RM, tokens = message.rows_LN, shape[0] * shape[1]
-        total_M, errors = rows_RM.sum(0), []
+        rows_RM, errors = message.rows_LN, []
+        total_M = rows_RM.sum(0)
         for collective in self._collectives:
-            with collective.network.at(np.tile(np.arange(shape[1]), shape[0])):
+            with collective.network.at(self._positions):
                 results = [collective.sum_(rows_RM.clone(), site).view(-1, len(total_M)) for _ in range(ERROR_DRAWS)]
             error_M = torch.cat(results).sub_(total_M).square_().mean(0)
-            errors.append(error_M.view(tokens, -1).sum(1))
-        self._pending.append((torch.stack(errors), total_M.view(tokens, -1)))
+            errors.append(error_M.view(len(self._positions), -1).sum(1))
+        self._of_block.append((torch.stack(errors), total_M.view(len(self._positions), -1)))
 
-    def watching(self, model: Any) -> "ExitStack":
-        """Return a context in which blocks end the errors of their sums."""
+    def watching(self, model: Any) -> ExitStack:
+        """Return a context in which the blocks of a model end the errors of their sums."""
         stack = ExitStack()
         for block in blocks_of(model):
             stack.callback(block.register_forward_hook(self._end_block, with_kwargs=True).remove)
         return stack
 
     def _end_block(self, block: Any, given: tuple, named: dict[str, Any], output: Any) -> None:
-        before, after = (each[0] if isinstance(each, tuple) else each for each in (given or named["hidden_states"], output))
-        sums_TD = sum(total for _, total in self._pending)
-        before_TD, after_TD = (each.reshape(sums_TD.shape) for each in (before, after))
-        as_they_are = (after_TD - before_TD - sums_TD).norm() <= NORMALISED * sums_TD.norm()
-        for errors_KT, total_TD in self._pending:
-            divisor_T = (after_TD if as_they_are else total_TD).square().sum(1)
-            self._errors_K.append((errors_KT / divisor_T).mean(1))
-        self._pending = []
-
-    def ratios(self) -> dict[str, float]:
-        """Return each repair's error over that of no repair."""
-        mean_K = torch.stack(self._errors_K).mean(0).double()
-        return dict(zip(self._repairs, (mean_K / mean_K[0]).tolist(), strict=True))
+        states = (given or named["hidden_states"], output)
+        before, after = (each[0] if isinstance(each, tuple) else each for each in states)
+        added_TD = (after - before).flatten(0, 1)
+        sums_TD = sum((total for _, total in self._of_block), torch.zeros_like(added_TD))
+        as_they_are = (added_TD - sums_TD).norm() <= NORMALISED * sums_TD.norm()
+        for errors_KT, total_TD in self._of_block:
+            divisor_T = (after.flatten(0, 1) if as_they_are else total_TD).square().sum(1)
+            self.of_sums_K.append((errors_KT / divisor_T).mean(1))
+        self._of_block.clear()
 
 
 RECORD = "tolerance.json"
@@ -370,7 +369,8 @@ class Record:
     def step(self, name: str, compute: Callable[[], Any]) -> Any:
         """Return a step's JSON-ready result. It is computed once."""
         if name not in self.steps:
-            self.steps[name] = compute()
+            result = compute()
+            self.steps[name] = json.loads(json.dumps(result._asdict() if hasattr(result, "_asdict") else result))
             self.write()
         return self.steps[name]
 
@@ -396,18 +396,28 @@ def settings_of(config: ToleranceConfig) -> dict[str, Any]:
 
 
 class Measured(NamedTuple):
-    """What an account is drawn up from: one algorithm and phase."""
+    """What is measured of one algorithm and phase.
+
+    Attributes:
+        algorithm, phase: the network.
+        lossless: the pass without losses.
+        found: the critical packets.
+        rows: no repair at each loss rate, and the repairs at the largest.
+        errors: each repair's squared error, over that of no repair.
+        rounding: what rounding for sending costs alone; None if nothing is rounded.
+    """
 
     algorithm: str
     phase: str
     lossless: Lossless
     found: Found
     rows: list[Rises]
+    errors: dict[str, float]
     rounding: Estimate | None
 
 
 def measure(measurement: Measurement, record: Record, drawn: Callable[[str], object]) -> Iterator[Measured]:
-    """Yield what is measured for each algorithm and phase. Finished steps come from the record.
+    """Yield what is measured of each algorithm and phase. Finished steps come from the record.
 
     Args:
         measurement: a model and a text.
@@ -418,29 +428,27 @@ def measure(measurement: Measurement, record: Record, drawn: Callable[[str], obj
     config = measurement.config
     for algorithm, phase in config.networks():
         account = Account(measurement, algorithm, phase)
-
-        def step(name: str, compute: Callable[[], Any], where: str = f"{algorithm}, {phase}") -> Any:
-            drawn(f"{where}: {name}")
-            with waiting(f"{where}: {name}"):
-                return record.step(f"{where}: {name}", compute)
-
-        values = step("without losses", lambda: _plain(account.lossless()))
+        step = partial(_step, record, drawn, f"{algorithm}, {phase}")
+        values = step("without losses", account.lossless)
         packets, alone = ([Packet(*each) for each in values[name]] for name in ("packets", "alone"))
-        lossless = Lossless(values["scores"], packets, alone, values["errors"])
-        values = step("critical packets", lambda: _plain(account.find(lossless)))
+        lossless = Lossless(values["scores"], packets, alone)
+        rounded = config.wire_dtype and step("rounding", partial(measurement.rounding, lossless))
+        values = step("critical packets", partial(account.find, lossless))
         found = Found(**values | {"critical": [(Packet(*packet), rise) for packet, rise in values["critical"]]})
         critical = [packet for packet, _ in found.critical]
+        largest, repairs = config.rates()[-1], ", ".join(config.repair_names())
+        errors = step(f"squared errors at {largest:g}: {repairs}", account.squared_errors)
         rows: list[Rises] = []
         for rate, repair in config.rows():
-            scale = next((abs(np.mean(row.rises)) for row in rows if row.setup.loss_rate == rate), 0.0)
-            values = step(
-                f"{repair} at {rate:g}",
-                lambda: _plain(account.rises(repair, rate, lossless, critical, lambda: drawn(""), scale)),
-            )
+            scale = next((abs(float(np.mean(row.rises))) for row in rows if row.setup.loss_rate == rate), 0.0)
+            rises = partial(account.rises, repair, rate, lossless, critical, partial(drawn, ""), scale)
+            values = step(f"{repair} at {rate:g}", rises)
             rows.append(Rises(**values | {"setup": Setup(*values["setup"])}))
-        rounded = config.wire_dtype and step("rounding", lambda: measurement.rounding(lossless).as_json())
-        yield Measured(algorithm, phase, lossless, found, rows, Estimate(**rounded) if rounded else None)
+        yield Measured(algorithm, phase, lossless, found, rows, errors, Estimate(**rounded) if rounded else None)
 
 
-def _plain(result: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(result._asdict()))
+def _step(record: Record, drawn: Callable[[str], object], where: str, name: str, compute: Callable[[], Any]) -> Any:
+    name = f"{where}: {name}"
+    drawn(name)
+    with waiting(name):
+        return record.step(name, compute)

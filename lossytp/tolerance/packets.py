@@ -10,8 +10,9 @@ these cost more than `CRITICAL_NATS`, the next of them is lost alone, and so on.
 Shapes: N sequences, B of them in one message, T tokens of each; R ranks, M elements of a message.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,7 +82,7 @@ class SelectiveNetwork(LossyNetwork):
         see: shown each message of the repair `Watch`, and its site.
     """
 
-    chosen: dict[Place, dict[int, list[int]]] = {}
+    chosen: Mapping[Place, dict[int, list[int]]] = MappingProxyType({})
     alone = delivers = False
     see: Callable[[Message, Site], None] | None = None
     site: Site | None = None

@@ -76,24 +76,25 @@ class Report(NamedTuple):
         return self.slope if self.damage is None else plus(self.slope, times(self.damage, critical))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report for the record."""
-        values = self._asdict()
-        for name in ("rounding", "slope", "damage", "others"):
-            values[name] = values[name] and values[name].as_json()
-        values["checks"] = {f"{rate:g}": estimate.as_json() for rate, estimate in self.checks.items()}
-        values["repaired"] = [
-            each._asdict() | {"predicted": each.predicted and each.predicted.as_json(), "measured": each.measured.as_json()}
-            for each in self.repaired
-        ]
-        values["rates"] = {
-            f"{bound:g}": {name: budget(bound, slope).as_json() for name, slope in self._slopes().items()}
-            for bound in BOUNDS
-        }
-        return values
+        """Return the report for the record, with the loss rates that cost `BOUNDS`."""
+        slopes = self.slopes()
+        rates = {f"{bound:g}": {name: budget(bound, each) for name, each in slopes.items()} for bound in BOUNDS}
+        return _json(self._asdict() | {"rates": rates})
 
-    def _slopes(self) -> dict[str, Estimate]:
+    def slopes(self) -> dict[str, Estimate]:
+        """Return the slope with critical packets delivered, lost, and lost in messages of one sequence."""
         together, alone = (self.slope_with(count) for count in self.critical)
         return {"delivered": self.slope, "lost": together, "lost_alone": alone}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Estimate):
+        return value.as_json()
+    if isinstance(value, dict):
+        return {f"{name:g}" if isinstance(name, float) else name: _json(each) for name, each in value.items()}
+    if hasattr(value, "_asdict"):
+        return _json(value._asdict())
+    return [_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def times(estimate: Estimate, factor: float) -> Estimate:
@@ -127,9 +128,11 @@ def report_of(measured: Measured, config: ToleranceConfig) -> Report:
     ours = [row for row in measured.rows if row.setup.loss_rate == measured.rows[-1].setup.loss_rate]
     repaired = []
     for row in ours:
-        error = measured.lossless.errors.get(row.setup.repair)
+        error = measured.errors.get(row.setup.repair)
         predicted = None if error is None else times(slope, row.setup.loss_rate * error)
-        repaired.append(Repaired(row.setup.repair, predicted, estimate_of(row.rises, config), row.packets, row.delivered))
+        repaired.append(
+            Repaired(row.setup.repair, predicted, estimate_of(row.rises, config), row.packets, row.delivered)
+        )
     return Report(
         measured.algorithm,
         measured.phase,
@@ -173,7 +176,7 @@ def lines(report: Report, config: ToleranceConfig) -> list[str]:
     columns = {"delivered": "critical packets delivered" if report.damage else ""}
     if report.damage:
         columns |= {"lost": f"lost, {size} sequences a message", "lost_alone": "lost, 1 sequence a message"}
-    slopes, largest = report._slopes(), max(report.checks, default=report.rate)
+    slopes, largest = report.slopes(), max(report.checks, default=report.rate)
     for bound in BOUNDS:
         rates = {name: budget(bound, slopes[name]) for name in columns}
         each = "; ".join(f"{_percent(rates[name])} {words}".strip() for name, words in columns.items())
@@ -196,9 +199,13 @@ def _critical_lines(report: Report, size: int) -> list[str]:
         if len(report.where) > MOST_SHOWN:
             found.append(f"    and {len(report.where) - MOST_SHOWN} more")
     if report.others is not None:
-        found.append(f"    all others above {STANDS_OUT:g} times the median norm cost {report.others.value:.2f} nats together")
+        found.append(
+            f"    all others above {STANDS_OUT:g} times the median norm cost {report.others.value:.2f} nats together"
+        )
     if report.unexplained:
-        found.append(f"    {report.unexplained} sequences lose over {CRITICAL_NATS:g} nats through several packets together")
+        found.append(
+            f"    {report.unexplained} sequences lose over {CRITICAL_NATS:g} nats through several packets together"
+        )
     return found
 
 
@@ -259,7 +266,7 @@ def draw(measured: Measured, report: Report, title: str, folder: Path, name: str
     if damages:
         where = np.full(len(damages), rates[0] / APART)
         ax.plot(where, damages, "x", color="C3", alpha=0.5, ms=3, label="lost a critical packet alone")
-    slopes = {rate: slope for rate, slope in [(report.rate, report.slope), *report.checks.items()]}
+    slopes = {report.rate: report.slope} | report.checks
     means = [times(slope, rate) for rate, slope in slopes.items()]
     estimates(ax, [rate * APART for rate in slopes], means, 1, label="mean, 95 %")
     line = np.array([rates[0] / 3, rates[-1] * 3])
