@@ -111,7 +111,7 @@ class Measurement:
 
     def over(self, settings: NetworkSettings, **changes: Any) -> tuple[Any, SelectiveNetwork]:
         """Return the model over a network, and the network. `changes` are those of how ranks exchange messages."""
-        network = settings.build(SelectiveNetwork)
+        network: Any = settings.build(SelectiveNetwork)
         comm = replace(settings.comm(), **changes)
         return parallelize(self.dense, network, tensor_parallel_size=self.ranks, comm=comm).eval(), network
 
@@ -343,7 +343,7 @@ class Record:
     def begin(self, measurement: Measurement) -> None:
         """Check that model and text are those of the record, and note them."""
         trace = trace_sha256(self.config.network(self.config.setups()[0]))
-        ours = {
+        ours: dict[str, Any] = {
             "config": settings_of(self.config),
             "tensor_parallel_size": measurement.ranks,
             "first_cross_entropy": float(measurement.first_B.mean()),

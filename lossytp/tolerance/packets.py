@@ -27,7 +27,7 @@ from lossytp.parallel.collectives import Message, fills, zero_
 
 CRITICAL_NATS = 1.0  # a token, over the sequence: a packet whose loss alone costs more is critical
 STANDS_OUT = 10.0  # times the median norm of the packets of the same sum
-MOST, PEELED = 16, 4  # packets of a sequence that are tested, and those of them that are lost alone
+MOST, PEELED = 16, 3  # packets of a sequence that are tested, and those of them that are lost alone
 
 Place = tuple[int | None, str | None]  # layer and module
 

@@ -7,6 +7,7 @@ by the squared error that they leave.
 """
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from lossytp.study.statistics import Estimate, share_interval, t_interval
 from lossytp.study.style import COLUMN, estimates, save, set_style
 from lossytp.tolerance.config import NO_REPAIR, ToleranceConfig
 from lossytp.tolerance.measure import Measured, Rises, estimate_of
-from lossytp.tolerance.packets import CRITICAL_NATS, STANDS_OUT
+from lossytp.tolerance.packets import CRITICAL_NATS, STANDS_OUT, Packet
 
 BOUNDS = (0.01, 0.1)  # nats a token: nothing that shows, and much
 PER_CENT = 0.01
@@ -49,7 +50,7 @@ class Report(NamedTuple):
         checks: at each other rate, the slope there.
         damage: of a critical packet that is lost alone; None if there is none.
         critical: critical packets of a sequence, in messages of several sequences and in messages of one.
-        where: each critical packet's layer, module, token, and link.
+        where: layer, module, token and sender of critical packets, and their number, the most frequent first.
         others: the rise of sequences that lost all other packets that stand out; None if there are none.
         unexplained: sequences that packets harm together, but none alone.
         sequences: N.
@@ -121,10 +122,15 @@ def report_of(measured: Measured, config: ToleranceConfig) -> Report:
     slope, packets = _slope(first, config), [packet for packet, _ in measured.found.critical]
     damages = [rise for _, rise in measured.found.critical]
     sequences = len(measured.lossless.scores)
-    weakest: dict[Any, float] = {}
-    for packet in packets:
-        weakest[packet[:2]] = min(weakest.get(packet[:2], math.inf), packet.norm)
-    alone = sum(packet.norm >= weakest.get(packet[:2], math.inf) for packet in measured.lossless.alone)
+    alone = 0.0
+    for place in {packet[:2] for packet in packets}:  # the same share of those as strong is critical in other messages
+        critical = [packet for packet in packets if packet[:2] == place]
+        weakest = min(packet.norm for packet in critical)
+        together, single = (
+            sum(packet[:2] == place and packet.norm >= weakest for packet in each)
+            for each in (measured.lossless.packets, measured.lossless.alone)
+        )
+        alone += len(critical) * single / together
     ours = [row for row in measured.rows if row.setup.loss_rate == measured.rows[-1].setup.loss_rate]
     repaired = []
     for row in ours:
@@ -143,12 +149,16 @@ def report_of(measured: Measured, config: ToleranceConfig) -> Report:
         {row.setup.loss_rate: _slope(row, config) for row in others if row.setup.repair == NO_REPAIR},
         t_interval(np.array(damages)) if damages else None,
         (len(packets) / sequences, alone / sequences),
-        sorted({f"layer {each.layer}'s {each.module}, token {each.token}, rank {each.src}" for each in packets}),
+        [f"{words}: {count}" for words, count in Counter(map(_place, packets)).most_common()],
         t_interval(np.array(measured.found.others)) if measured.found.others else None,
         measured.found.unexplained,
         sequences,
         repaired,
     )
+
+
+def _place(packet: Packet) -> str:
+    return f"layer {packet.layer}'s {packet.module}, token {packet.token}, rank {packet.src}"
 
 
 def _slope(row: Rises, config: ToleranceConfig) -> Estimate:

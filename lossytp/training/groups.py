@@ -4,7 +4,7 @@ Names are those of earlier studies' flags. Importing this module costs no torch.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -27,8 +27,6 @@ from lossytp.training.settings import (
 )
 from lossytp.training.task_kinds import Task
 from lossytp.training.tasks import DECLARATIONS, TASKS, declared_task, read_declaration, task_named
-
-Network = TypeVar("Network", bound=LossyNetwork)
 
 
 class NetworkSettings(Settings):
@@ -137,7 +135,7 @@ class NetworkSettings(Settings):
             exact_adjoint=exact_adjoint,
         )
 
-    def build(self, kind: type[Network] = LossyNetwork) -> Network:
+    def build(self, kind: type[LossyNetwork] = LossyNetwork) -> LossyNetwork:
         """Return a new network of this kind with these settings."""
         process = self.process()
         return kind(

@@ -98,7 +98,7 @@ def test_lost_and_delivered_critical_packets_differ_as_the_arithmetic_says(plant
     config, found = planted
     report = report_of(found, config)
     assert report.critical == (0.75, 1.0)
-    assert report.where == ["layer 0's mlp, token 0, rank 3"]
+    assert report.where == ["layer 0's mlp, token 0, rank 3: 12"]
     lost = report.slope_with(0.75)
     assert lost.value == pytest.approx(report.slope.value + 0.75 * report.damage.value)
     assert lost.value > 3 * report.slope.high
@@ -135,7 +135,13 @@ def invented(rises, damage=(), checks=()):
     ]
     critical = [(packet._replace(sequence=number), each) for number, each in enumerate(damage)]
     return Measured(
-        "direct", "reduce", Lossless([3.0] * 4, [], alone), Found(critical, [], 0), rows, {"zero": 1.0}, None
+        "direct",
+        "reduce",
+        Lossless([3.0] * 4, [packet for packet, _ in critical], alone),
+        Found(critical, [], 0),
+        rows,
+        {"zero": 1.0},
+        None,
     )
 
 
@@ -154,7 +160,7 @@ def test_rates_follow_from_slope_and_damage():
     text = "\n".join(lines(report, config))
     assert "1 % of loss costs 0.06 (0.047 to 0.073) nats a token, 6.18 (4.81 to 7.57) % of perplexity" in text
     assert "0.50 a sequence with 8 in a message, 1.00 with one; each costs its sequence 10 (" in text
-    assert "layer 1's mlp, token 0, rank 2" in text
+    assert "layer 1's mlp, token 0, rank 2: 2" in text
 
 
 def test_a_second_rate_says_whether_rises_lie_on_a_line():
