@@ -125,7 +125,7 @@ if not CELLS_EXIST:
         output:
             f"{RESULTS}/inference/tolerance.json",
         shell:
-            "python -m lossytp.tolerance {INFERENCE} --output_dir {RESULTS}/inference > /dev/null"
+            "python -m paper.inference {INFERENCE} --output_dir {RESULTS}/inference > /dev/null"
 
     rule channel_check:
         input:

@@ -314,12 +314,12 @@ class ReportConfig(Settings):
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
     phases: str = "reduce"
     """Where packets are lost, separated by commas: reduce (on the way to the sum), both (also on the way back)."""
-    repairs: str = "hadamard(64),protect(0.1) + hadamard(64),protect(0.1) + retransmit(1)"
+    repairs: str = "hadamard(64),protect(0.1),protect(0.1) + retransmit(1)"
     """Repairs to try, separated by commas."""
     block_size: Annotated[int, Field(ge=2)] | None = None
-    """Tokens per block of text, as in lossytp.tolerance."""
-    blocks: Count | None = None
-    """Number of blocks of text, as in lossytp.tolerance."""
+    """Tokens of a sequence, as in lossytp.tolerance."""
+    blocks: Annotated[int, Field(ge=2)] | None = None
+    """Number of sequences, as in lossytp.tolerance."""
     results_dir: str | None = None
     """Folder with the study's results. If left out, this repository's."""
     output_dir: str | None = None

@@ -65,7 +65,7 @@ def predict_medians(errors: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFram
 
     Args:
         errors: one row per network: algorithm, phase, loss_rate, and `squared_error` and `stream_error` of
-            `lossytp.tolerance.damage`.
+            `paper.sums`.
         measured: from `rises`, with these two rates.
 
     Returns:
@@ -88,7 +88,7 @@ def times_law(table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The rows of both, with `times_law`. Repairs that remember earlier messages may have none, because
-        `lossytp.tolerance.damage` measures single sums.
+        `paper.sums` measures single sums.
 
     Raises:
         ValueError: if another row has no errors.
@@ -177,7 +177,7 @@ def strongest_packet(file: Path) -> dict[str, Any]:
     """Summarise what it costs to lose one packet of one sum: the strongest, and others.
 
     Args:
-        file: a table of `lossytp.tolerance.damage.by_norm`, for one layer and module.
+        file: a table of `paper.sums.by_norm`, for one layer and module.
 
     Returns:
         `layer`, `module`, `blocks`; `norm` of the strongest packet, the mean over blocks, and `usual_norm`, the largest
@@ -517,7 +517,7 @@ def law_fails_at_small_losses(results: Results) -> Claim:
 # Train a real model over a lossy network, and measure whether it does without its strongest packets.
 #
 # Three measurements: the model's accuracy over the network with each repair, its accuracy without losses, and how far
-# its strongest packet stands out among the packets of the same sum (`lossytp.tolerance.damage`).
+# its strongest packet stands out among the packets of the same sum (`paper.sums`).
 UNTIL_IT_ARRIVES = "retransmit(100)"
 ADVISED = "protect(0.1) + retransmit(1)"
 RETRANSMITTING = ("retransmit(1)", ADVISED, UNTIL_IT_ARRIVES)

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from lossytp.study.statistics import ONE_POINT, t_interval
 from lossytp.study.style import COLUMN, estimates, shared_legend
 from lossytp.study.tables import LOSSLESS, final_accuracies
-from lossytp.tolerance.damage import packet_norms, summary
 from lossytp.training.batches import load_dataset
 from lossytp.training.config import TrainConfig
 from lossytp.training.files import write_atomically
@@ -26,6 +25,7 @@ from paper.comparisons import json_rows, loss_rate_of, paired_p, with_holm
 from paper.real_model import ADVISED, BEST, FEW, NAMES, NOTHING, RETRANSMITTING, _named, expected_round_trips
 from paper.robustness import STRONGEST_FILE, evaluate_at, train
 from paper.study import FALL, POINTS, Claim, Results, Study, claim, row_of, rows_of, shown, task_name
+from paper.sums import packet_norms, summary
 
 CONTRASTS = {  # both models and repairs of a difference in accuracy: trained over, evaluated with
     "training under loss": ((NOTHING, NOTHING), (LOSSLESS, NOTHING)),

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from lossytp.study.grid import Experiment
 from lossytp.study.style import COLUMN, marker_of
 from lossytp.study.tables import ACCURACIES, final_accuracies
-from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.record import read_record
+from paper.inference import InferenceConfig
 from paper.study import band, loss_rate_axis
 
 ACCURACY_BOUND = 0.01  # two kinds of processor differed by at most 0.0033 in 26 pairs of the paper's runs
@@ -74,7 +74,7 @@ def compare_inference(here: dict[str, Any], published: dict[str, Any]) -> pd.Dat
     cells = [
         [(row["algorithm"], row["repair"], row["loss_rate"]) for row in each["rows"]] for each in (published, here)
     ]
-    settings = [ToleranceConfig.defaults() | each["config"] for each in (published, here)]  # older ones lack some
+    settings = [InferenceConfig.defaults() | each["config"] for each in (published, here)]  # older ones lack some
     if settings[0] != settings[1] or cells[0] != cells[1]:
         raise ValueError("the tolerance record has other settings than the published one: delete it to measure again")
     same_data = published["environment"]["python"] == here["environment"]["python"]

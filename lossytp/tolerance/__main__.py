@@ -1,7 +1,7 @@
 """Measure how much packet loss a language model bears, without training.
 
 python -m lossytp.tolerance --model_name smollm2-135m
-python -m lossytp.tolerance --model_name path/to/model --text "notes/*.txt" --loss_rates 0.01,0.05 --phases both
+python -m lossytp.tolerance --model_name path/to/model --text "notes/*.txt" --loss_rates 0.01,0.05
 """
 
 import sys
@@ -10,13 +10,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lossytp.parallel.group import rank_and_world_size
-from lossytp.tolerance.config import Setup, ToleranceConfig
+from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.models import check_there
 from lossytp.training.progress import waiting
 
-COLUMNS = "{:9} {:6} {:{width}} {:>9} {:>20} {:>9} {:>5}"
-TITLES = ("algorithm", "phase", "repair", "loss rate", "rise (nats)", "collapsed", "draws")
 DECODED = ("same", "degenerate", "rise")
 DECODED_COLUMNS = "{:9} {:6} {:8} {:{width}} {:>9} {:>12} {:>13} {:>15} {:>13}"
 DECODED_TITLES = (
@@ -31,7 +29,7 @@ def main() -> None:
 
 
 def measure_and_print(config: ToleranceConfig) -> None:
-    """Measure, print each row of the table as it is finished, and end with advice."""
+    """Measure, and print what losses cost: all that `lossytp.tolerance.report` says."""
     if rank_and_world_size()[1] > 1:
         raise ValueError("lossytp.tolerance runs in one process, with virtual ranks: start it without torchrun")
     check_there(config.model_name)
@@ -46,48 +44,34 @@ def measure_and_print(config: ToleranceConfig) -> None:
 
 def _measure_and_print(config: ToleranceConfig) -> None:
     with waiting("importing transformers"):
-        from lossytp.tolerance.measure import (
-            FIGURE,
-            RECORD,
-            Measurement,
-            Row,
-            advice,
-            draw,
-            keep_advice,
-            keep_rows,
-            load_rows,
-        )
+        from lossytp.tolerance.measure import RECORD, Measurement, Record, measure
+        from lossytp.tolerance.report import FIGURE, draw, lines, report_of, table
 
-    done = load_rows(config)
+    record = Record(config)
     measurement = Measurement(config)
-    tokens = measurement.blocks_NT.numel()
-    first = "".join(f", each block after {' '.join(names)}" for names in measurement.first_tokens.values())
-    text = f"{tokens} tokens of {config.with_text().text}{first}"
-    width = max(14, *(len(setup.repair) for setup in config.setups()))
+    blocks, tokens = measurement.blocks_NT.shape
+    first = "".join(f", each after {' '.join(names)}" for names in measurement.first_tokens.values())
     print(
-        f"{config.model_name} on {text}, {measurement.ranks} tensor-parallel ranks: {measurement.lossless:.3f} nats a "
-        f"token without losses\n\n{COLUMNS.format(*TITLES, width=width)}",
+        f"{config.model_name} on {blocks} sequences of {tokens} tokens of {config.with_text().text}{first}; "
+        f"{measurement.ranks} tensor-parallel ranks, {config.batch_size} sequences a message",
         flush=True,
     )
-    bar = tqdm(unit="draw", leave=False, disable=not sys.stderr.isatty())
+    bar = tqdm(unit="step", leave=False, disable=not sys.stderr.isatty())
 
-    def drawn(setup: Setup, number: int) -> None:
-        bar.set_description(f"{setup.repair} at {setup.loss_rate:g}", refresh=False)
+    def drawn(name: str) -> None:
+        bar.set_description(name or None, refresh=False)
         bar.update()
 
-    rows: list[Row] = []
-    for row in keep_rows(measurement, done, drawn):
-        rows.append(row)
-        algorithm, phase, repair, rate = row.setup
-        rise = f"{row.rise.value:.4f} ± {row.rise.high - row.rise.value:.4f}"
-        values = (algorithm, phase, repair, f"{rate:.3g}", rise, f"{row.collapsed:.0%}", len(row.rises))
-        bar.write(COLUMNS.format(*values, width=width), file=sys.stdout)
+    reports, names = [], []
+    for measured in measure(measurement, record, drawn):
+        reports.append(report_of(measured, config))
+        names.append("_".join([FIGURE, *(measured[:2] if len(config.networks()) > 1 else ())]))
+        draw(measured, reports[-1], config.model_name, Path(config.output_dir), names[-1])
+        bar.write("\n".join(["", *lines(reports[-1], config), *table(reports[-1])]), file=sys.stdout)
         sys.stdout.flush()
     bar.close()
-    lines = advice(rows)
-    keep_advice(measurement, lines)
-    draw(rows, config.model_name, Path(config.output_dir))
-    print("", *lines, "", f"see {config.output_dir}/{RECORD} and {FIGURE}.png there", sep="\n")
+    record.write(reports=[each.as_json() for each in reports])
+    print(f"\nsee {config.output_dir}/{RECORD} and {names[0]}.png there")
 
 
 def _decode_and_print(config: ToleranceConfig) -> None:

@@ -3,7 +3,7 @@
 import inspect
 import os
 from pathlib import Path
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,6 @@ PHASES = ("reduce", "both")
 SIZES = (4, 3, 2)  # tensor-parallel sizes to try if none is given
 PREFILLS = ("lossy", "prefix", "reliable")
 NO_REPAIR = "zero"
-DEFAULT_RATES = "0.001,0.01,0.03,0.1"
 
 
 class Setup(NamedTuple):
@@ -116,13 +115,15 @@ class NetworksConfig(Settings):
             )
         return rate
 
+    DEFAULT_RATES: ClassVar[str] = "0.001,0.01,0.03,0.1"
+
     def rates(self) -> list[float]:
         """Return the loss rates in ascending order."""
         own = self.own_rate()
         if own is not None:
             return [own]
         rates: list[float] = []
-        for word in parts(DEFAULT_RATES if self.loss_rates is None else self.loss_rates):
+        for word in parts(self.DEFAULT_RATES if self.loss_rates is None else self.loss_rates):
             try:
                 rates.append(float(word))
             except ValueError:
@@ -174,19 +175,30 @@ class NetworksConfig(Settings):
 class ToleranceConfig(NetworksConfig):
     """A model, a text, the networks to try, and the width of the intervals to reach."""
 
+    DEFAULT_RATES: ClassVar[str] = "0.01,0.03"
+    NEEDS_LOSSES: ClassVar[bool] = True
+
     text: str | None = None
     """Text files by pattern, stdlib (the sources of Python's standard library), or wikitext-2 (its test text, under
     LOSSYTP_DATA). If left out, wikitext-2 if LOSSYTP_DATA has it, else stdlib."""
+    loss_rates: str | None = None
+    """Packet loss rates of every link, separated by commas: the first gives the slope, the others check that rises lie
+    on a line, and repairs are measured at the largest. 0.01,0.03 if left out. A loss type with its own rate, such as a
+    trace, takes none."""
+    repairs: str = "hadamard(64),protect(0.1),protect(0.1) + retransmit(1)"
+    """Repairs, separated by commas, such as "rescale,protect(0.01) + stale"."""
     block_size: Annotated[int, Field(ge=2)] | None = None
-    """Tokens per block of text. If left out, 512, or the model's positions if these are fewer."""
-    blocks: Count | None = None
-    """Number of blocks, from the text's beginning. If left out, as many as have 2,048 tokens together."""
-    min_draws: Annotated[int, Field(ge=2)] = 3
+    """Tokens of a sequence. If left out, 128, or the model's positions if these are fewer."""
+    blocks: Annotated[int, Field(ge=2)] | None = None
+    """Number of sequences, from the text's beginning. If left out, as many as have 4,096 tokens together."""
+    batch_size: Count = 8
+    """Sequences of one message. A message of one sequence has its first tokens always in the first rank's chunk."""
+    min_draws: Count = 1
     """Smallest number of draws of losses for each row; their seeds follow from `seed`."""
-    max_draws: Annotated[int, Field(ge=2)] = 6
+    max_draws: Count = 6
     """Largest number of draws of losses for each row."""
-    precision: Positive = 0.005
-    """A row is done once its 95 % interval has this half-width, in nats, or a fifth of the rise."""
+    precision: Positive = 0.1
+    """A row is done once its 95 % interval has this half-width, as a share of the rise without a repair."""
     decode: bool = False
     """Continue prompts token by token, in place of scoring blocks of text."""
     prefills: str = "lossy,prefix,reliable"
@@ -199,7 +211,9 @@ class ToleranceConfig(NetworksConfig):
     prompt_tokens: Annotated[int, Field(ge=2)] = 64
     """With decode, tokens of a prompt."""
     new_tokens: Annotated[int, Field(ge=4)] = 32
-    """With decode, tokens of a continuation. Each row has `min_draws` draws."""
+    """With decode, tokens of a continuation."""
+    decode_draws: Annotated[int, Field(ge=2)] = 3
+    """With decode, draws of losses for each row."""
     output_dir: str = "output/tolerance"
     """Folder for tolerance.json, or decoding.json, and the figure."""
 
@@ -209,12 +223,27 @@ class ToleranceConfig(NetworksConfig):
             raise ValueError(
                 f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
             )
+        if self.NEEDS_LOSSES and not self.decode and self.rates()[0] == 0:
+            raise ValueError("loss_rates = 0 loses nothing, so there is no slope: give rates above 0, such as 0.01")
         self.prefill_names()
         if self.prefix_tokens >= self.prompt_tokens:
             raise ValueError(
                 f"prefix_tokens = {self.prefix_tokens} is not below prompt_tokens = {self.prompt_tokens}: give fewer"
             )
         return self
+
+    def networks(self) -> list[tuple[str, str]]:
+        """Return each algorithm with each phase."""
+        return list(dict.fromkeys((setup.algorithm, setup.phase) for setup in self.setups()))
+
+    def repair_names(self) -> list[str]:
+        """Return the repairs to measure."""
+        return [each for each in dict.fromkeys(parts(self.repairs)) if each != NO_REPAIR]
+
+    def rows(self) -> list[tuple[float, str]]:
+        """Return the loss rates and repairs of an account: no repair at all rates, repairs at the largest."""
+        rates = self.rates()
+        return [*((rate, NO_REPAIR) for rate in rates), *((rates[-1], repair) for repair in self.repair_names())]
 
     def prefill_names(self) -> list[str]:
         """Return how prompts are read, of `PREFILLS`."""

@@ -117,7 +117,7 @@ class Decoder:
         same_SN: list[list[int]] = []
         degenerate_SN: list[list[bool]] = []
         rise_SN: list[np.ndarray] = []
-        for draw in range(self.config.min_draws):
+        for draw in range(self.config.decode_draws):
             with network.evaluation(draw):
                 greedy = [self._continued(model, prompt, prefill=prefill) for prompt in self.prompts_NP]
                 scores = [self._continued(model, *given, prefill=prefill)[1] for given in self._pairs()]
@@ -127,9 +127,9 @@ class Decoder:
             rise_SN.append(np.array(scores) - self.lossless_N)
             drawn()
         same, degenerate, rise = (t_interval(np.mean(each, axis=1)) for each in (same_SN, degenerate_SN, rise_SN))
-        tokens = len(self.prompts_NP) * self.config.new_tokens * 2 * self.config.min_draws
+        tokens = len(self.prompts_NP) * self.config.new_tokens * 2 * self.config.decode_draws
         sent = network.summary("evaluation")["packets"] / tokens
-        return Decoded(setup, prefill, same, degenerate, rise, sent, self.config.min_draws)
+        return Decoded(setup, prefill, same, degenerate, rise, sent, self.config.decode_draws)
 
     def _continued(
         self, model: Any, prompt_P: Tensor, given: list[int] | None = None, *, prefill: str = "lossy"

@@ -1,58 +1,48 @@
 """Measure the rise of a language model's cross-entropy over lossy networks, without training.
 
-The same blocks of text are scored without losses and with each draw of losses. A row's estimate is the mean over draws,
-with Student's interval. Draws stop once this is narrow, so intervals of few draws are a little too narrow; equal
-`min_draws` and `max_draws` avoid this. Shapes: N blocks, T tokens per block, S draws.
+Sequences of text are scored without losses and with each draw of losses. Several share a message, as they do in a
+batch. Critical packets are found first (`lossytp.tolerance.packets`), and delivered while losses are drawn: they are
+few and cost much, so whether a draw hits one would decide its result. What they cost follows by arithmetic.
+
+Shapes: N sequences, B of them in one message, T tokens of each; R ranks, M elements of a message, D model width; S
+draws.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.figure import Figure
+from torch import Tensor
 
 from lossytp.network.checks import check_at_most
+from lossytp.network.repairs import repair_named
+from lossytp.network.scope import Site
+from lossytp.parallel.collectives import LossyCollective, Message
 from lossytp.parallel.convert import parallelize
-from lossytp.study.statistics import Estimate, share_interval, t_interval
-from lossytp.study.style import COLUMN, estimates, save, set_style
-from lossytp.tolerance import COLLAPSE_NATS
+from lossytp.parallel.group import RankGroup
+from lossytp.parallel.plans import blocks_of
+from lossytp.study.statistics import Estimate, crossed_interval, t_interval
 from lossytp.tolerance.config import NO_REPAIR, NetworksConfig, Setup, ToleranceConfig, first_size
+from lossytp.tolerance.packets import Found, Packet, SelectiveNetwork, Watch, chosen_in, search, standing_out
 from lossytp.training.corpus import corpus
 from lossytp.training.files import write_atomically
+from lossytp.training.groups import NetworkSettings
 from lossytp.training.models import GENERATION, answers, check_tokenizer, first_token_names, load_model, load_tokenizer
 from lossytp.training.progress import waiting
 from lossytp.training.record import check_same_trace, commit, environment, trace_sha256
 from lossytp.training.shapes import Shape, check_positions
-from lossytp.training.text import all_blocks, losses_by_block
+from lossytp.training.text import all_blocks, token_losses
 
-ENOUGH = 0.2  # of the rise: a half-width at which a row is done
-BLOCK_SIZE, TOKENS = 512, 2048  # of the text, if not given
-HARMLESS = 0.01  # nats: below this, losses need no repair
-
-
-class Row(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-        setup: the network and the repair.
-        rise: rise of the cross-entropy, in nats a token.
-        collapsed: the share of blocks whose cross-entropy rose by more than `COLLAPSE_NATS`.
-        packets: packets sent in a draw, including those that the repair adds.
-        rises: every draw's rise on every block (S, N).
-    """
-
-    setup: Setup
-    rise: Estimate
-    collapsed: float
-    packets: float
-    rises: list[list[float]]
+FEWEST = 3  # draws of losses that are not independent
+ERROR_DRAWS = 2  # of losses, for the squared errors of repairs
+NORMALISED = 0.5  # of a block's sums: how far its output may be from them and its input, if it adds them as they are
 
 
 def language_model(config: NetworksConfig) -> tuple[Any, Any, int]:
@@ -72,197 +62,333 @@ def language_model(config: NetworksConfig) -> tuple[Any, Any, int]:
 
 
 class Measurement:
-    """A model and a text, and `lossless`, their mean cross-entropy without losses.
+    """A model and a text, of N blocks.
 
     Raises:
         ValueError: if the model is not a language model, does not fit the tensor-parallel size or the block size, or
         if the text has too few blocks.
     """
 
+    BLOCK_SIZE, TOKENS = 128, 4096  # if not given
+
     def __init__(self, config: ToleranceConfig) -> None:
         self.config = config
         tokenizer, self.dense, self.ranks = language_model(config)
         self.device, shape = self.dense.device, self.dense.config
         positions = shape.max_position_embeddings
-        block_size = config.prompt_tokens if config.decode else config.block_size or min(BLOCK_SIZE, positions)
+        block_size = config.prompt_tokens if config.decode else config.block_size or min(self.BLOCK_SIZE, positions)
         longest = block_size + config.new_tokens if config.decode else block_size
-        check_positions(
-            config.model_name,
-            positions,
-            longest,
-            setting="prompt_tokens + new_tokens" if config.decode else "block_size",
-        )
+        setting = "prompt_tokens + new_tokens" if config.decode else "block_size"
+        check_positions(config.model_name, positions, longest, setting=setting)
         self.first_tokens = first_token_names(tokenizer)
         name, asked = ("prompts", config.prompts) if config.decode else ("blocks", config.blocks)
         with waiting(f"{config.model_name}: reading the text"):
             text = corpus(config.files(), split="validation")
-            wanted = asked or max(1, TOKENS // block_size)
+            wanted = asked or max(config.batch_size, self.TOKENS // block_size)
             blocks_NT = all_blocks(text, tokenizer, block_size=block_size, at_most=wanted)
             if asked is not None:
                 check_at_most(name, asked, len(blocks_NT), f"no more than the text has, of {block_size} tokens")
             self.blocks_NT = blocks_NT.to(self.device)
+        self.messages = self.blocks_NT.split(config.batch_size)
 
     @cached_property
-    def lossless_N(self) -> np.ndarray:
-        with waiting(f"{self.config.model_name}: scoring the text without losses"):
-            return self._score(self.dense)
+    def first_B(self) -> np.ndarray:
+        """Return the cross-entropies of the first message's sequences in the dense model."""
+        with waiting(f"{self.config.model_name}: scoring the first sequences without losses"):
+            return self.score(self.dense, self.messages[0])
 
-    @property
-    def lossless(self) -> float:
-        return float(self.lossless_N.mean())
+    def rounding(self, lossless: "Lossless") -> Estimate:
+        """Return what rounding for sending costs alone, in nats a token."""
+        dense = [self.first_B, *(self.score(self.dense, ids_BT) for ids_BT in self.messages[1:])]
+        return t_interval(np.array(lossless.scores) - np.concatenate(dense))
 
-    def rows(self, done: dict[Setup, Row], drawn: Callable[[Setup, int], None]) -> Iterator[Row]:
-        """Yield the rows. A repair is measured only where losses without one cost something.
-
-        Args:
-            done: rows that were measured before.
-            drawn: called after every draw, with its number.
-        """
-        harmless = set()
-        for setup in self.config.setups():
-            if setup._replace(repair=NO_REPAIR) in harmless:
-                continue
-            with waiting(f"{setup.algorithm}, {setup.phase}, {setup.repair} at {setup.loss_rate:.3g}: scoring"):
-                row = done.get(setup) or self._row(setup, drawn)
-            if setup.repair == NO_REPAIR and row.rise.high < HARMLESS:
-                harmless.add(setup)
-            yield row
-
-    def _row(self, setup: Setup, drawn: Callable[[Setup, int], None]) -> Row:
-        config = self.config
-        settings = config.network(setup)
-        network, lossless_N = settings.build(), self.lossless_N
-        how: dict[str, Any] = {"tensor_parallel_size": self.ranks, "comm": settings.comm(), "share_memory": True}
-        model: Any = parallelize(self.dense, network, **how)
-        rises_SN: list[np.ndarray] = []
-        while len(rises_SN) < config.max_draws:
-            with network.evaluation(len(rises_SN)):
-                rises_SN.append(self._score(model) - lossless_N)
-            drawn(setup, len(rises_SN))
-            rise = t_interval(np.mean(rises_SN, axis=1))
-            half = rise.high - rise.value
-            if len(rises_SN) >= config.min_draws and half <= max(config.precision, ENOUGH * abs(rise.value)):
-                break
-        sent = float(network.summary("evaluation")["packets"]) / len(rises_SN)
-        collapsed = float((np.array(rises_SN) > COLLAPSE_NATS).mean())
-        return Row(setup, rise, collapsed, sent, [each.tolist() for each in rises_SN])
-
-    def _score(self, model: Any) -> np.ndarray:
-        """Return each block's mean cross-entropy of a token given the earlier ones (N,)."""
+    def score(self, model: Any, ids_BT: Tensor) -> np.ndarray:
+        """Return each sequence's mean cross-entropy of a token given the earlier ones, (B,)."""
         on = self.device.type
         autocast = torch.autocast(on, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
         with autocast:
-            return losses_by_block(model, self.blocks_NT).mean(1)
+            return token_losses(model, ids_BT).cpu().numpy().astype(np.float64).mean(1)
+
+    def over(self, settings: NetworkSettings, **changes: Any) -> tuple[Any, SelectiveNetwork]:
+        """Return the model over a network, and the network. `changes` are those of how ranks exchange messages."""
+        network: Any = settings.build(SelectiveNetwork)
+        comm = replace(settings.comm(), **changes)
+        how: dict[str, Any] = {"tensor_parallel_size": self.ranks, "comm": comm, "share_memory": True}
+        return parallelize(self.dense, network, **how).eval(), network
 
 
-# Keep finished rows of a tolerance measurement in tolerance.json, so that a stopped measurement can resume.
+class Rises(NamedTuple):
+    """What draws of losses cost, with the critical packets delivered if the repair lets them be chosen.
+
+    Attributes:
+        setup: the network and the repair.
+        rises: every draw's rise on every sequence (S, N), in nats a token.
+        packets: packets sent in a draw, including those that the repair adds.
+        delivered: whether the critical packets were delivered.
+    """
+
+    setup: Setup
+    rises: list[list[float]]
+    packets: float
+    delivered: bool
+
+
+def estimate_of(rises: Any, config: ToleranceConfig) -> Estimate:
+    """Return the mean of rises (S, N), and its interval for other losses and other texts.
+
+    Every sequence has its own packets. If losses are independent, so are the sequences' means over draws, whose spread
+    has both variances. In bursts and traces, sequences of one draw share losses.
+    """
+    rises_SN = np.asarray(rises)
+    return t_interval(rises_SN.mean(0)) if independent(config) else crossed_interval(rises_SN)
+
+
+def independent(config: ToleranceConfig) -> bool:
+    """Return whether packets are lost independently, and not in bursts or together."""
+    return config.loss_type == "ber"
+
+
+class Lossless(NamedTuple):
+    """What a pass without losses shows.
+
+    Attributes:
+        scores: the sequences' cross-entropies (N,), with what is sent rounded if there is a `wire_dtype`.
+        packets: those that stand out.
+        alone: those that would stand out if each sequence were a message of its own.
+    """
+
+    scores: list[float]
+    packets: list[Packet]
+    alone: list[Packet]
+
+
+class Account:
+    """A model over one algorithm, with losses in one phase or in both."""
+
+    def __init__(self, measurement: Measurement, algorithm: str, phase: str) -> None:
+        self.measurement, self.algorithm, self.phase = measurement, algorithm, phase
+        self.config = measurement.config
+        settings = self._settings(NO_REPAIR, self.config.rates()[0], "reduce")
+        self._routes = settings.comm().algorithm.reduce
+        self._watched, self._network = measurement.over(settings, repair=Watch())
+
+    def _settings(self, repair: str, rate: float, phase: str | None = None) -> NetworkSettings:
+        return self.config.network(Setup(self.algorithm, phase or self.phase, repair, rate))
+
+    def lossless(self) -> Lossless:
+        """Score the text without losses, and look at every packet."""
+        network, tokens = self._network, self.measurement.blocks_NT.shape[1]
+        packets: list[Packet] = []
+        alone: list[Packet] = []
+        network.alone, network.chosen, scores = True, {}, []
+        for number, ids_BT in enumerate(self.measurement.messages):
+
+            def see(message: Message, site: Site, number: int = number, sequences: int = len(ids_BT)) -> None:
+                shape = (sequences, tokens)
+                packets.extend(standing_out(message, site, self._routes, number=number, shape=shape))
+                for sequence, rows_RM in enumerate(message.rows_LN.chunk(sequences, 1)):
+                    single = message._replace(rows_LN=rows_RM)
+                    found = standing_out(single, site, self._routes, number=number, shape=(1, tokens))
+                    alone.extend(packet._replace(sequence=sequence) for packet in found)
+
+            network.see = see
+            scores.append(self.measurement.score(self._watched, ids_BT))
+        network.see = None
+        return Lossless(np.concatenate(scores).tolist(), packets, alone)
+
+    def squared_errors(self) -> dict[str, float]:
+        """Return the squared error that each repair leaves at the largest loss rate, over that of no repair.
+
+        Every sum of the first message is lost alone, with lossless contributions.
+        """
+        repairs = [NO_REPAIR, *(each for each in self.config.repair_names() if not repair_named(each).remembers)]
+        networks = [self._settings(repair, self.config.rates()[-1]) for repair in repairs]
+        ids_BT = self.measurement.messages[0]
+        errors = SquaredErrors(networks, self.measurement.ranks, ids_BT)
+        self._network.alone, self._network.chosen, self._network.see = True, {}, errors.see
+        with errors.watching(self._watched):
+            self.measurement.score(self._watched, ids_BT)
+        self._network.see = None
+        mean_K = torch.stack(errors.of_sums_K).mean(0).double()
+        return dict(zip(repairs, (mean_K / mean_K[0]).tolist(), strict=True))
+
+    def find(self, lossless: Lossless) -> Found:
+        """Find the critical packets."""
+        network, size = self._network, self.config.batch_size
+        network.alone = True
+
+        def lose(packets: Sequence[Packet]) -> dict[tuple[int, int], float]:
+            rises = {}
+            for number in sorted({packet.message for packet in packets}):
+                network.chosen = chosen_in(packets, number)
+                scores_B = self.measurement.score(self._watched, self.measurement.messages[number])
+                for sequence in {packet.sequence for packet in packets if packet.message == number}:
+                    rises[number, sequence] = float(scores_B[sequence]) - lossless.scores[number * size + sequence]
+            return rises
+
+        return search(lossless.packets, lose)
+
+    def rises(
+        self,
+        repair: str,
+        rate: float,
+        lossless: Lossless,
+        critical: Sequence[Packet],
+        drawn: Callable[[], object],
+        scale: float = 0.0,
+    ) -> Rises:
+        """Draw losses until the interval is narrow, compared with the rise or `scale`; critical packets arrive."""
+        config = self.config
+        chosen = f"protect_first(1) + {repair}" if critical else repair
+        try:
+            settings = self._settings(chosen, rate)
+        except ValueError:  # the repair chooses packets itself, or must know what others choose
+            settings = self._settings(repair, rate)
+        model, network = self.measurement.over(settings)
+        network.delivers = bool(critical) and settings.repair == chosen
+        chosen_by_message = [chosen_in(critical, number) for number in range(len(self.measurement.messages))]
+        rises_SN: list[np.ndarray] = []
+        while len(rises_SN) < config.max_draws:
+            scores = []
+            with network.evaluation(len(rises_SN)):
+                for chosen_here, ids_BT in zip(chosen_by_message, self.measurement.messages, strict=True):
+                    network.chosen = chosen_here if network.delivers else {}
+                    scores.append(self.measurement.score(model, ids_BT))
+            rises_SN.append(np.concatenate(scores) - lossless.scores)
+            drawn()
+            if len(rises_SN) < (config.min_draws if independent(config) else max(config.min_draws, FEWEST)):
+                continue
+            rise = estimate_of(rises_SN, config)
+            if rise.half_width <= config.precision * max(abs(rise.value), scale):
+                break
+        sent = float(network.summary("evaluation")["packets"]) / len(rises_SN)
+        setup = Setup(self.algorithm, self.phase, repair, rate)
+        return Rises(setup, [each.tolist() for each in rises_SN], sent, network.delivers or not critical)
+
+
+class SquaredErrors:
+    """The squared errors (K,) of K networks in each of a model's sums.
+
+    An error is relative to what the next layer divides by, token by token: the residual stream after the block, or the
+    sum itself in a model that normalises it first.
+    """
+
+    def __init__(self, networks: Sequence[NetworkSettings], ranks: int, ids_BT: Tensor) -> None:
+        group = RankGroup(ranks)
+        self._collectives = [LossyCollective(each.build(), group, each.comm()) for each in networks]
+        self._positions = np.tile(np.arange(ids_BT.shape[1]), len(ids_BT))
+        self._of_block: list[tuple[Tensor, Tensor]] = []  # errors (K, B * T), and the sum (B * T, D)
+        self.of_sums_K: list[Tensor] = []
+
+    def see(self, message: Message, site: Site) -> None:
+        """Send the contributions over each network, and keep each token's squared error."""
+        rows_RM, errors = message.rows_LN, []
+        total_M = rows_RM.sum(0)
+        for collective in self._collectives:
+            with collective.network.at(self._positions):
+                results = [collective.sum_(rows_RM.clone(), site).view(-1, len(total_M)) for _ in range(ERROR_DRAWS)]
+            error_M = torch.cat(results).sub_(total_M).square_().mean(0)
+            errors.append(error_M.view(len(self._positions), -1).sum(1))
+        self._of_block.append((torch.stack(errors), total_M.view(len(self._positions), -1)))
+
+    def watching(self, model: Any) -> ExitStack:
+        """Return a context in which the blocks of a model end the errors of their sums."""
+        stack = ExitStack()
+        for block in blocks_of(model):
+            stack.callback(block.register_forward_hook(self._end_block, with_kwargs=True).remove)
+        return stack
+
+    def _end_block(self, block: Any, given: tuple, named: dict[str, Any], output: Any) -> None:
+        states = (given or named["hidden_states"], output)
+        before, after = (each[0] if isinstance(each, tuple) else each for each in states)
+        added_TD = (after - before).flatten(0, 1)
+        sums_TD = sum((total for _, total in self._of_block), torch.zeros_like(added_TD))
+        as_they_are = (added_TD - sums_TD).norm() <= NORMALISED * sums_TD.norm()
+        for errors_KT, total_TD in self._of_block:
+            divisor_T = (after.flatten(0, 1) if as_they_are else total_TD).square().sum(1)
+            self.of_sums_K.append((errors_KT / divisor_T).mean(1))
+        self._of_block.clear()
 
 
 RECORD = "tolerance.json"
 OTHER_FOLDER = "give another output_dir, or delete the file"
-CHOOSE_ROWS = (
-    "loss_rates",
-    "algorithms",
-    "phases",
-    "repairs",
-    "prefills",
-)  # settings that choose the rows, and not their values
+CHOOSE_ROWS = ("loss_rates", "algorithms", "phases", "repairs", "prefills")  # they choose the rows, not their values
 SAME_NATS = 1e-3  # by which a model's cross-entropy may differ between two processors
 
 
-def load_rows(config: ToleranceConfig) -> dict[Setup, Row]:
-    """Return the rows of an earlier measurement. It may have had other loss rates, algorithms, phases and repairs.
+class Record:
+    """The file that keeps each finished step, so that a stopped measurement goes on, and others join it.
 
     Raises:
-        ValueError: if the file is not a tolerance record, or differs in other settings.
+        ValueError: if the file is not a tolerance record, or differs in settings, model or text.
     """
-    file = Path(config.output_dir) / RECORD
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        settings, rows = record["config"], [_row(row) for row in record["rows"]]
-        float(record["lossless_cross_entropy"])  # must be there for `keep_rows`
-        trace = record.get("trace_sha256")
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is not a tolerance record ({error}): move it, or give another output_dir") from error
-    check_same_settings(config, settings, file)
-    if trace is not None and rows:
-        check_same_trace(config.network(rows[0].setup), trace, str(file), OTHER_FOLDER)
-    return {row.setup: row for row in rows}
+
+    def __init__(self, config: ToleranceConfig) -> None:
+        self.config, self.file = config, Path(config.output_dir) / RECORD
+        self.values: dict[str, Any] = {}
+        try:
+            self.values = json.loads(self.file.read_text(encoding="utf-8"))
+            self.steps: dict[str, Any] = self.values["steps"]
+            settings, trace = dict(self.values["config"]), self.values.get("trace_sha256")
+        except FileNotFoundError:
+            self.steps = {}
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self.file} is not a tolerance record ({error!r}): move it, or give another output_dir"
+            ) from error
+        check_same_settings(config, settings, self.file)
+        if trace is not None:
+            check_same_trace(config.network(config.setups()[0]), trace, str(self.file), OTHER_FOLDER)
+
+    def begin(self, measurement: Measurement) -> None:
+        """Check that model and text are those of the record, and note them."""
+        trace = trace_sha256(self.config.network(self.config.setups()[0]))
+        ours: dict[str, Any] = {
+            "config": settings_of(self.config),
+            "tensor_parallel_size": measurement.ranks,
+            "first_cross_entropy": float(measurement.first_B.mean()),
+            "text_sha256": hashlib.sha256(measurement.blocks_NT.cpu().numpy().astype("<i8").tobytes()).hexdigest(),
+            **measurement.first_tokens,
+            **({"trace_sha256": trace} if trace else {}),
+            "commit": commit(),
+            "environment": environment(),
+        }
+        if self.steps and self.values.get("text_sha256") != ours["text_sha256"]:
+            raise ValueError(
+                f"the text, or what stands before it, has changed since {self.file} was written: {OTHER_FOLDER}"
+            )
+        now = ours["first_cross_entropy"]
+        then = self.values.get("first_cross_entropy", now)
+        if abs(now - then) > SAME_NATS:
+            raise ValueError(
+                f"{self.file} was measured with a cross-entropy of {then:.4f} nats without losses, not "
+                f"{now:.4f}: the model has changed; {OTHER_FOLDER}"
+            )
+        self.values = ours
+
+    def step(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Return a step's JSON-ready result. It is computed once."""
+        if name not in self.steps:
+            result = compute()
+            self.steps[name] = json.loads(json.dumps(result._asdict() if hasattr(result, "_asdict") else result))
+            self.write()
+        return self.steps[name]
+
+    def write(self, **more: Any) -> None:
+        """Write what is known."""
+        self.values |= more
+        text = json.dumps(self.values | {"steps": self.steps}, indent=1, allow_nan=False)
+        write_atomically(self.file, text + "\n")
 
 
 def check_same_settings(config: ToleranceConfig, settings: dict[str, Any], file: Path) -> None:
     """Raise ValueError if a record's settings differ from ours in more than the choice of rows."""
     ours = {name: value for name, value in settings_of(config).items() if name not in CHOOSE_ROWS}
-    then = {name: settings.get(name, ToleranceConfig.defaults()[name]) for name in ours}  # older records lack some
+    then = {name: settings.get(name, config.defaults()[name]) for name in ours}  # older records lack some
     differ = [f"{name} = {then[name]!r}, not {value!r}" for name, value in ours.items() if then[name] != value]
     if differ:
         raise ValueError(f"{file} was measured with {'; '.join(differ)}: {OTHER_FOLDER}")
-
-
-def keep_rows(measurement: Measurement, done: dict[Setup, Row], drawn: Callable[[Setup, int], None]) -> Iterator[Row]:
-    """Yield the measurement's rows, and write the record after each. It keeps all rows that are `done`.
-
-    Args:
-        measurement: a model and a text.
-        done: from `load_rows`.
-        drawn: called after every draw, with its number.
-
-    Raises:
-        ValueError: if there are rows that are done, and the model or the text has changed since.
-    """
-    if done:
-        _check_same_inputs(measurement)
-    rows = dict(done)
-    for row in measurement.rows(done, drawn):
-        rows[row.setup] = row
-        write_rows(measurement, list(rows.values()), [])
-        yield row
-
-
-def _check_same_inputs(measurement: Measurement) -> None:
-    file = Path(measurement.config.output_dir) / RECORD
-    record = json.loads(file.read_text(encoding="utf-8"))
-    then, ours = record["lossless_cross_entropy"], _text_sha256(measurement)
-    if record.get("text_sha256", ours) != ours:
-        raise ValueError(f"the text, or what stands before it, has changed since {file} was written: {OTHER_FOLDER}")
-    if abs(measurement.lossless - then) > SAME_NATS:
-        raise ValueError(
-            f"{file} was measured with a cross-entropy of {then:.4f} nats without losses, not "
-            f"{measurement.lossless:.4f}: the model has changed; {OTHER_FOLDER}"
-        )
-
-
-def _text_sha256(measurement: Measurement) -> str:
-    """Return the hash of the text's tokens."""
-    return hashlib.sha256(measurement.blocks_NT.cpu().numpy().astype("<i8").tobytes()).hexdigest()
-
-
-def keep_advice(measurement: Measurement, advice: list[str]) -> None:
-    """Add the advice to the record, and put the measurement's rows in order, after those of earlier ones."""
-    rows, ours = load_rows(measurement.config), measurement.config.setups()
-    earlier = [row for setup, row in rows.items() if setup not in ours]
-    write_rows(measurement, [*earlier, *(rows[setup] for setup in ours if setup in rows)], advice)
-
-
-def write_rows(measurement: Measurement, rows: list[Row], advice: list[str]) -> None:
-    """Write the rows that are measured so far."""
-    config = measurement.config
-    trace = trace_sha256(config.network(config.setups()[0]))
-    record = {
-        "config": settings_of(config),
-        "tensor_parallel_size": measurement.ranks,
-        "lossless_cross_entropy": measurement.lossless,
-        "text_sha256": _text_sha256(measurement),
-        **measurement.first_tokens,
-        **({"trace_sha256": trace} if trace else {}),
-        "rows": [_as_json(row) for row in rows],
-        "advice": advice,
-        "commit": commit(),
-        "environment": environment(),
-    }
-    write_atomically(Path(config.output_dir) / RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def settings_of(config: ToleranceConfig) -> dict[str, Any]:
@@ -270,139 +396,60 @@ def settings_of(config: ToleranceConfig) -> dict[str, Any]:
     return {name: value for name, value in config.with_text().as_dict().items() if name != "output_dir"}
 
 
-def _as_json(row: Row) -> dict[str, Any]:
-    return {
-        **row.setup._asdict(),
-        "rise": row.rise.as_json(),
-        "collapsed_blocks": row.collapsed,
-        "packets_a_draw": row.packets,
-        "rises": row.rises,
-    }
+class Measured(NamedTuple):
+    """What is measured of one algorithm and phase.
 
-
-def _row(values: dict[str, Any]) -> Row:
-    setup = Setup(*(values[name] for name in Setup._fields))
-    rise = Estimate(**values["rise"])
-    return Row(setup, rise, values["collapsed_blocks"], values["packets_a_draw"], values["rises"])
-
-
-# Say in words what a tolerance measurement means: the rates that a model bears, and the cheapest repair that holds.
-
-
-LARGE = 0.1  # nats a token
-
-
-def advice(rows: Sequence[Row]) -> list[str]:
-    """Return sentences about the rows. The model bears a rate if the rise's whole interval is below the bound.
-
-    A few blocks cannot show that collapses are rare. Where a repair holds, or none is needed, and no block collapsed,
-    the sentence bounds the share of blocks that may collapse.
+    Attributes:
+        algorithm, phase: the network.
+        lossless: the pass without losses.
+        found: the critical packets.
+        rows: no repair at each loss rate, and the repairs at the largest.
+        errors: each repair's squared error, over that of no repair.
+        rounding: what rounding for sending costs alone; None if nothing is rounded.
     """
-    lines = []
-    for network in dict.fromkeys(row.setup[:2] for row in rows):
-        mine = [row for row in rows if row.setup[:2] == network]
-        where = f"{network[0]}, losses in {'the reduce phase' if network[1] == 'reduce' else 'both phases'}"
-        lines += [f"{where}: {_borne(mine, bound)}" for bound in (HARMLESS, LARGE)]
-        for rate in dict.fromkeys(row.setup.loss_rate for row in mine):
-            lines.append(f"{where}, {rate:.3g}: {_cheapest([row for row in mine if row.setup.loss_rate == rate])}")
-    return lines
+
+    algorithm: str
+    phase: str
+    lossless: Lossless
+    found: Found
+    rows: list[Rises]
+    errors: dict[str, float]
+    rounding: Estimate | None
 
 
-def _borne(rows: Sequence[Row], bound: float) -> str:
-    """Return the largest rate up to which no rate costs `bound` nats without a repair."""
-    borne = None
-    for row in sorted((row for row in rows if row.setup.repair == NO_REPAIR), key=lambda row: row.setup.loss_rate):
-        if row.rise.high >= bound:
-            break
-        borne = row.setup.loss_rate
-    if borne is None:
-        return f"no measured loss rate costs under {bound} nats without a repair"
-    return f"up to a loss rate of {borne:.3g}, losses cost under {bound} nats without a repair"
+def measure(measurement: Measurement, record: Record, drawn: Callable[[str], object]) -> Iterator[Measured]:
+    """Yield what is measured of each algorithm and phase. Finished steps come from the record.
 
-
-def _cheapest(rows: Sequence[Row]) -> str:
-    """Return the repair with the fewest packets among those that keep the rise under `LARGE`."""
-    holds = [row for row in rows if row.rise.high < LARGE]
-    if not holds:
-        best = min(rows, key=lambda row: row.rise.value)
-        return (
-            f"no measured repair holds the rise under {LARGE} nats; {_repair(best)} comes closest "
-            f"({best.rise.value:.3g})"
-        )
-    bare = next(row for row in rows if row.setup.repair == NO_REPAIR)
-    if bare in holds:
-        return f"no repair is needed ({bare.rise.value:.3g} nats){_unseen(bare)}"
-    cheapest = min(holds, key=lambda row: (row.packets, row.rise.value))
-    more = cheapest.packets / bare.packets - 1
-    return (
-        f"{_repair(cheapest)} holds ({cheapest.rise.value:.3g} nats, with {more:.1%} more packets){_unseen(cheapest)}"
-    )
-
-
-def _unseen(row: Row) -> str:
-    """Return a bound on the share of blocks that may collapse, if none did."""
-    blocks = sum(map(len, row.rises))
-    if row.collapsed:
-        return ""
-    return f"; none of {blocks} blocks collapsed, but up to {share_interval(0, blocks).high:.0%} of blocks may"
-
-
-def _repair(row: Row) -> str:
-    return "leaving lost packets out" if row.setup.repair == NO_REPAIR else row.setup.repair
-
-
-# Draw the rise of cross-entropy against the loss rate, or by repair if there is only one rate.
-
-
-FIGURE = "tolerance"
-APART = 1.04  # ratio of the positions of two repairs at one rate
-
-
-def draw(rows: list[Row], title: str, folder: Path) -> Figure:
-    """Write tolerance.svg and tolerance.png, and return the figure: rises with their intervals.
-
-    Each repair has a curve over the loss rates, or a line if there is only one rate, as for a trace.
+    Args:
+        measurement: a model and a text.
+        record: of the same configuration.
+        drawn: called before every step with its name, and after every draw.
     """
-    set_style()
-    rates = {row.setup.loss_rate for row in rows}
-    if len(rates) == 1:
-        figure = _by_repair(rows)
-        figure.suptitle(f"{title}, packet loss rate {rates.pop():.3g}")
-    else:
-        figure = _against_rate(rows)
-        figure.axes[0].set_title(title)
-    save(figure, folder, FIGURE)
-    plt.close(figure)  # a notebook shows what is returned
-    return figure
+    record.begin(measurement)
+    config = measurement.config
+    for algorithm, phase in config.networks():
+        account = Account(measurement, algorithm, phase)
+        step = partial(_step, record, drawn, f"{algorithm}, {phase}")
+        values = step("without losses", account.lossless)
+        packets, alone = ([Packet(*each) for each in values[name]] for name in ("packets", "alone"))
+        lossless = Lossless(values["scores"], packets, alone)
+        rounded = config.wire_dtype and step("rounding", partial(measurement.rounding, lossless))
+        values = step("critical packets", partial(account.find, lossless))
+        found = Found(**values | {"critical": [(Packet(*packet), rise) for packet, rise in values["critical"]]})
+        critical = [packet for packet, _ in found.critical]
+        largest, repairs = config.rates()[-1], ", ".join(config.repair_names())
+        errors = step(f"squared errors at {largest:g}: {repairs}", account.squared_errors)
+        rows: list[Rises] = []
+        for rate, repair in config.rows():
+            scale = next((abs(float(np.mean(row.rises))) for row in rows if row.setup.loss_rate == rate), 0.0)
+            rises = partial(account.rises, repair, rate, lossless, critical, partial(drawn, ""), scale)
+            values = step(f"{repair} at {rate:g}", rises)
+            rows.append(Rises(**values | {"setup": Setup(*values["setup"])}))
+        yield Measured(algorithm, phase, lossless, found, rows, errors, Estimate(**rounded) if rounded else None)
 
 
-def _against_rate(rows: list[Row]) -> Figure:
-    figure, ax = plt.subplots(figsize=(COLUMN, 0.75 * COLUMN), layout="constrained")
-    curves = dict.fromkeys(row.setup[:3] for row in rows)
-    for number, curve in enumerate(curves):
-        mine = sorted((row for row in rows if row.setup[:3] == curve), key=lambda row: row.setup.loss_rate)
-        rates = [row.setup.loss_rate * APART**number for row in mine]
-        estimates(ax, rates, [row.rise for row in mine], number, label=_curve(curve, curves), linestyle="-")
-    for bound in (HARMLESS, LARGE):
-        ax.axhline(bound, color="grey", lw=0.6, ls=":")
-    ax.set(xscale="log", xlabel="packet loss rate", ylabel="rise of cross-entropy (nats)")
-    ax.set_yscale("symlog", linthresh=HARMLESS)
-    ax.legend()
-    return figure
-
-
-def _by_repair(rows: list[Row]) -> Figure:
-    figure, ax = plt.subplots(figsize=(COLUMN, 0.8 + 0.2 * len(rows)), layout="constrained")
-    curves = dict.fromkeys(row.setup[:3] for row in rows)
-    places = range(len(rows))
-    estimates(ax, places, [row.rise for row in rows], 0, across=True)
-    ax.axvline(0, color="0.45", lw=1, zorder=0)
-    ax.set_yticks(places, [_curve(row.setup[:3], curves) for row in rows])
-    ax.invert_yaxis()
-    ax.set_xlabel("rise (nats)")  # short: long repairs leave little room
-    return figure
-
-
-def _curve(curve: tuple[str, ...], curves: Iterable[tuple[str, ...]]) -> str:
-    """Return a curve's repair, with algorithm and phase if the curves have several."""
-    return ", ".join(curve) if len({each[:2] for each in curves}) > 1 else curve[2]
+def _step(record: Record, drawn: Callable[[str], object], where: str, name: str, compute: Callable[[], Any]) -> Any:
+    name = f"{where}: {name}"
+    drawn(name)
+    with waiting(name):
+        return record.step(name, compute)

@@ -113,11 +113,11 @@ class NetworkSettings(Settings):
         settings = {name: getattr(self, name) for name in names}
         return CommConfig.named(**settings, control=control, exact_adjoint=exact_adjoint)
 
-    def build(self) -> LossyNetwork:
-        """Return a new network with these settings."""
+    def build(self, kind: type[LossyNetwork] = LossyNetwork) -> LossyNetwork:
+        """Return a new network of this kind with these settings."""
         process = self.process()
         layers, positions = (range_named(name, getattr(self, name)) for name in ("lossy_layers", "lossy_positions"))
-        return LossyNetwork(
+        return kind(
             process if self.lossy_links is None else dict.fromkeys(links_named(self.lossy_links), process),
             seed=self.seed,
             wire=Wire(mtu_bytes=self.mtu_bytes, elements=1 if self.control == "elements" else None),

@@ -199,7 +199,7 @@ def test_reports_from_the_losses_to_the_study(tmp_path, capsys):
     assert [title.split(",")[0] for title in titles] == ["MEASURED", "FIT", "YOUR MODEL OVER THIS TRACE", "THE STUDY"]
     record = json.loads((tmp_path / "out" / "tolerance.json").read_text())
     assert record["config"]["loss_type"] == f"trace('{path}')"
-    assert record["rows"][0]["loss_rate"] == pytest.approx(101 / 1010)
+    assert record["reports"][0]["rate"] == pytest.approx(101 / 1010)
     study = next(part for part in parts if part[0] == "THE STUDY")
     assert "A loss rate of 0.1 in bursts of 1.98 packets" in study[1]
     assert any("hadamard(64)" in line and "?" in line for line in study)

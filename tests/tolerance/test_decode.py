@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 def config(folder: Path, **changes: Any) -> ToleranceConfig:
     few: dict[str, Any] = {"text": "stdlib", "prompts": 2, "prompt_tokens": 8, "new_tokens": 6, "prefix_tokens": 2}
-    rows = {"loss_rates": "0.3", "repairs": "zero", "decode": True, "min_draws": 2}
+    rows = {"loss_rates": "0.3", "repairs": "zero", "decode": True, "decode_draws": 2}
     return ToleranceConfig(**few | rows | {"output_dir": str(folder)} | changes)
 
 

@@ -1,6 +1,7 @@
 """Test what `python -m lossytp.tolerance` measures, keeps and says."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -10,13 +11,25 @@ import torch
 
 import lossytp as ltp
 from lossytp.parallel.convert import parallelize
-from lossytp.study.statistics import Estimate
-from lossytp.tolerance import measure
+from lossytp.study.statistics import Estimate, t_interval
 from lossytp.tolerance.__main__ import measure_and_print
 from lossytp.tolerance.config import Setup, ToleranceConfig, parts
-from lossytp.tolerance.measure import Measurement, Row, advice, keep_advice, keep_rows, load_rows, write_rows
+from lossytp.tolerance.measure import (
+    Account,
+    Lossless,
+    Measured,
+    Measurement,
+    Record,
+    Rises,
+    estimate_of,
+    measure,
+)
+from lossytp.tolerance.packets import Found, Packet
+from lossytp.tolerance.report import budget, draw, lines, report_of, table
 from lossytp.training.folder import exclusive_run
 from lossytp.training.models import load_model, load_tokenizer
+from tests.tolerance.planted import MTU_BYTES, RANKS, TOKENS, save_planted
+from tests.tolerance.planted import TEXT as PLANTED_TEXT
 from tests.training.bos import BOS, with_bos
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of folly. "
@@ -25,207 +38,227 @@ TEXT = "It was the best of times, it was the worst of times, it was the age of w
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_text(TEXT * 40)
+    file.write_text(TEXT * 100)
     return file
 
 
 def settings(text, **values):
-    small = {"text": str(text), "block_size": 32, "blocks": 3, "loss_rates": "0.1", "repairs": "zero", "precision": 9}
-    return ToleranceConfig(**{**small, **values})
+    small = {"text": str(text), "block_size": 32, "blocks": 6, "batch_size": 4, "loss_rates": "0.05,0.1"}
+    return ToleranceConfig(**{**small, "repairs": "", "max_draws": 2, "precision": 9, **values})
 
 
-def rows(measurement, done=None):
-    return list(measurement.rows(done or {}, lambda setup, number: None))
+def measured(config):
+    return list(measure(Measurement(config), Record(config), lambda name: None))
 
 
-def test_a_rise_is_the_mean_over_draws_of_the_cross_entropy_over_the_lossless_one(text):
-    config = settings(text, min_draws=2)
-    measurement = Measurement(config)
-    (row,) = rows(measurement)
-    blocks = measurement.blocks_NT
-    assert blocks.shape == (3, 32)
-    network = config.network(row.setup).build()
+def test_the_slope_is_that_of_a_direct_measurement(text, tmp_path):
+    config = settings(text, blocks=16, min_draws=8, max_draws=8, output_dir=str(tmp_path))
+    (found,) = measured(config)
+    assert found.found.critical == []
+    report, measurement = report_of(found, config), Measurement(config)
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.05), seed=7)
     model = parallelize(measurement.dense, network, tensor_parallel_size=4)
-    for draw, rises in enumerate(row.rises):
-        with network.evaluation(draw), torch.no_grad():
-            lossy = [model(input_ids=block[None], labels=block[None]).loss.item() for block in blocks]
-        with torch.no_grad():
-            clean = [measurement.dense(input_ids=block[None], labels=block[None]).loss.item() for block in blocks]
-        assert rises == pytest.approx(np.subtract(lossy, clean), abs=1e-5)
-    assert row.rise.value == pytest.approx(np.mean(row.rises))
-    assert row.rise.value > 0.01
-    assert row.packets == network.summary("evaluation")["packets"] / 2
+    rises = []
+    for number in range(8):
+        with network.evaluation(number), torch.no_grad():
+            for ids in measurement.messages:
+                each = [
+                    measurement.dense(input_ids=ids, labels=ids).loss.item(),
+                    model(input_ids=ids, labels=ids).loss.item(),
+                ]
+                rises.append((each[1] - each[0]) / 0.05)
+    direct = t_interval(np.array(rises))
+    assert abs(report.slope.value - direct.value) < math.hypot(report.slope.half_width, direct.half_width)
+    assert report.slope.low > 0.5
+    assert report.slope.value == pytest.approx(np.mean(found.rows[0].rises) / 0.05)
+    assert list(report.checks) == [0.1]
 
 
-def test_every_block_stands_behind_the_token_that_the_tokenizer_asks_for(text, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "text.txt").write_text(PLANTED_TEXT)
+    config = ToleranceConfig(
+        model_name=save_planted(folder / "model"),
+        text=str(folder / "text.txt"),
+        block_size=TOKENS,
+        blocks=16,
+        tensor_parallel_size=RANKS,
+        mtu_bytes=MTU_BYTES,
+        loss_rates="0.05,0.1",
+        repairs="hadamard(8),retransmit(1),protect(0.1)",
+        min_draws=20,
+        max_draws=20,
+        output_dir=str(folder / "out"),
+    )
+    return config, measured(config)[0]
+
+
+def test_lost_and_delivered_critical_packets_differ_as_the_arithmetic_says(planted):
+    config, found = planted
+    report = report_of(found, config)
+    assert report.critical == (0.75, 1.0)
+    assert report.where == ["layer 0's mlp, token 0, rank 3: 12"]
+    lost = report.slope_with(0.75)
+    assert lost.value == pytest.approx(report.slope.value + 0.75 * report.damage.value)
+    assert lost.value > 3 * report.slope.high
+    account = Account(Measurement(config), "direct", "reduce")
+    as_they_fall = account.rises("zero", 0.05, found.lossless, [], lambda: None)
+    direct = estimate_of(as_they_fall.rises, config)
+    assert abs(direct.value - 0.05 * lost.value) < math.hypot(direct.half_width, 0.05 * lost.half_width)
+    assert direct.low > 0.05 * report.slope.high, "control: the packet costs much"
+    alone = account.measurement
+    one = Account(Measurement(config.replace(batch_size=1)), "direct", "reduce")
+    assert len(one.find(one.lossless()).critical) == 16, "in messages of one sequence, none is spared"
+    assert len(alone.messages) == 2
+
+
+def test_repairs_that_choose_no_packets_have_the_critical_ones_delivered(planted):
+    config, found = planted
+    delivered = {row.setup.repair: row.delivered for row in found.rows}
+    assert delivered == {"zero": True, "hadamard(8)": True, "retransmit(1)": True, "protect(0.1)": False}
+    report = report_of(found, config)
+    errors = {each.repair: each.predicted.value / report.repaired[0].predicted.value for each in report.repaired}
+    assert errors["zero"] == 1
+    assert 0.5 < errors["hadamard(8)"] < 1.5
+    assert errors["retransmit(1)"] < 0.2
+    text = "\n".join([*lines(report, config), *table(report)])
+    assert "0.75 a sequence with 8 in a message, 1.00 with one" in text
+    assert "* critical packets are lost as the repair lets them" in text
+
+
+def invented(rises, damage=(), checks=()):
+    packet = Packet(1, "mlp", 0, 0, 0, 2, 0, 0, 0, 1000.0, 100.0)
+    alone = [packet._replace(sequence=number) for number in range(4)] + [packet._replace(norm=999.0)]
+    rows = [
+        Rises(Setup("direct", "reduce", "zero", rate), [each], 100.0, True) for rate, each in [(0.01, rises), *checks]
+    ]
+    critical = [(packet._replace(sequence=number), each) for number, each in enumerate(damage)]
+    return Measured(
+        "direct",
+        "reduce",
+        Lossless([3.0] * 4, [packet for packet, _ in critical], alone),
+        Found(critical, [], 0),
+        rows,
+        {"zero": 1.0},
+        None,
+    )
+
+
+def test_rates_follow_from_slope_and_damage():
+    config = ToleranceConfig(text="stdlib")
+    report = report_of(invented([0.05, 0.06, 0.07, 0.06], damage=[9.0, 11.0]), config)
+    assert report.slope.value == pytest.approx(6)
+    assert report.critical == (0.5, 1.0)
+    assert report.slope_with(1.0).value == pytest.approx(16)
+    half = math.hypot(report.slope.half_width, report.damage.half_width)
+    assert report.slope_with(1.0).half_width == pytest.approx(half)
+    assert budget(0.1, Estimate(5.0, 4.0, 8.0)) == Estimate(0.02, 0.0125, 0.025)
+    assert budget(0.1, Estimate(1.0, -1.0, 3.0)).high == 1.0, "the slope may be nil"
+    values = json.loads(json.dumps(report.as_json(), allow_nan=False))
+    assert values["rates"]["0.1"]["lost_alone"]["value"] == pytest.approx(0.1 / 16)
+    text = "\n".join(lines(report, config))
+    assert "1 % of loss costs 0.06 (0.047 to 0.073) nats a token, 6.18 (4.81 to 7.57) % of perplexity" in text
+    assert "0.50 a sequence with 8 in a message, 1.00 with one; each costs its sequence 10 (" in text
+    assert "layer 1's mlp, token 0, rank 2: 2" in text
+
+
+def test_a_second_rate_says_whether_rises_lie_on_a_line():
+    config, rises = ToleranceConfig(text="stdlib"), [0.05, 0.06, 0.07, 0.06]
+    on = report_of(invented(rises, checks=[(0.02, [0.11, 0.13, 0.12, 0.12])]), config)
+    off = report_of(invented(rises, checks=[(0.02, [0.21, 0.23, 0.22, 0.22])]), config)
+    assert (
+        "at 2 % loss, each 1 % costs 0.06 (0.0535 to 0.0665) nats, 1.00 times as much: on the line"
+        in lines(on, config)[3]
+    )
+    assert lines(off, config)[3].endswith("1.83 times as much: off the line")
+    assert "no critical packet in 4 sequences, so at most 49% of sequences have one" in "\n".join(lines(on, config))
+    assert "beyond the rates measured" not in "\n".join(lines(on, config)), "0.1 nats are at 1.7 %"
+
+
+def test_the_figure_has_the_line_and_two_clouds(tmp_path):
+    config, found = ToleranceConfig(text="stdlib"), invented([0.05, 0.06, 0.07, 0.06], damage=[9.0, 11.0])
+    (ax,) = draw(found, report_of(found, config), "a model", tmp_path).axes
+    labels = [each.get_text() for each in ax.get_legend().get_texts()]
+    assert labels[:2] == ["a sequence", "lost a critical packet alone"]
+    clouds = {line.get_label(): line.get_ydata() for line in ax.lines}
+    assert list(clouds["a sequence"]) == [0.05, 0.06, 0.07, 0.06]
+    assert list(clouds["lost a critical packet alone"]) == [9.0, 11.0]
+    assert {path.name for path in tmp_path.iterdir()} == {"tolerance.png", "tolerance.svg"}
+
+
+def test_intervals_are_over_texts_and_in_bursts_also_over_draws(text):
+    rises = [[0.1, 0.2, 0.3], [0.3, 0.4, 0.5]]
+    assert estimate_of(rises, settings(text)) == t_interval(np.array([0.2, 0.3, 0.4]))
+    bursts = settings(text, loss_type="g-e", mean_burst_packets=8.0)
+    assert estimate_of(rises, bursts).half_width > t_interval(np.array([0.2, 0.3, 0.4])).half_width
+
+
+def test_every_sequence_stands_behind_the_token_that_the_tokenizer_asks_for(text, tmp_path, capsys):
     tokenizer, folder = load_tokenizer("gpt2-nano"), str(tmp_path / "model")
     load_model("gpt2-nano").save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    config = settings(text, model_name=folder, blocks=2, output_dir=str(tmp_path))
-    bare = Measurement(config)
-    write_rows(bare, [], [])
-    assert "first_tokens" not in json.loads((tmp_path / "tolerance.json").read_text())
     with_bos(tokenizer).save_pretrained(folder)
-    asks = Measurement(config)
-    bos = torch.full((2, 1), tokenizer.convert_tokens_to_ids(BOS))
-    running = asks.blocks_NT[:, 1:].flatten()
-    assert asks.blocks_NT[:, :1].equal(bos)
-    assert running.equal(bare.blocks_NT.flatten()[: len(running)])
-    assert asks.lossless != bare.lossless
-    (tmp_path / "tolerance.json").unlink()
-    measure_and_print(config.replace(min_draws=2, max_draws=2))
+    config = settings(text, model_name=folder, loss_rates="0.1", output_dir=str(tmp_path))
+    ids = Measurement(config).blocks_NT
+    assert ids[:, :1].equal(torch.full((6, 1), tokenizer.convert_tokens_to_ids(BOS)))
+    measure_and_print(config)
     assert json.loads((tmp_path / "tolerance.json").read_text())["first_tokens"] == [BOS]
-    assert f"each block after {BOS}" in capsys.readouterr().out
+    assert f", each after {BOS}; 4 tensor-parallel ranks, 4 sequences a message" in capsys.readouterr().out
 
 
-def test_more_blocks_than_the_text_has_are_refused(text):
-    with pytest.raises(ValueError, match=r"blocks = 1000000000 is above \d+: give no more than the text has, of 32 "):
-        Measurement(settings(text, blocks=10**9))
+def test_what_rounding_costs_is_told_apart(text, tmp_path):
+    config = settings(text, wire_dtype="int4", loss_rates="0.1", output_dir=str(tmp_path))
+    (found,) = measured(config)
+    assert found.rounding.value > 0.01
+    report = report_of(found, config)
+    assert "of it, rounding to int4 costs" in lines(report, config)[2]
+    plain = measured(config.replace(wire_dtype=None, output_dir=str(tmp_path / "plain")))[0]
+    assert plain.rounding is None
+    assert report.lossless - report_of(plain, config).lossless == pytest.approx(found.rounding.value, abs=1e-5)
 
 
-def test_a_block_longer_than_the_usual_text_is_read(text, monkeypatch):
-    monkeypatch.setattr(measure, "TOKENS", 31)
-    assert Measurement(settings(text, blocks=None)).blocks_NT.shape == (1, 32)
-
-
-def test_two_measurements_do_not_share_a_folder(text, tmp_path):
+def test_a_stopped_measurement_goes_on_and_more_steps_join(text, tmp_path):
     config = settings(text, output_dir=str(tmp_path))
-    with exclusive_run(str(tmp_path)), pytest.raises(ValueError, match="another run"):
-        measure_and_print(config)
-
-
-@pytest.mark.parametrize("phases", ["reduce", "both"])
-def test_without_losses_nothing_rises(text, phases):
-    for row in rows(Measurement(settings(text, loss_rates="0", phases=phases))):
-        assert row.rise.value == pytest.approx(0, abs=1e-5)
-
-
-def test_losses_on_the_way_back_cost_more(text):
-    config = settings(text, phases="reduce,both", loss_rates="0.05", min_draws=6)
-    reduce, both = rows(Measurement(config))
-    assert both.rise.value > reduce.rise.value
-
-
-def test_draws_end_when_the_interval_is_narrow_enough(text):
-    wide = rows(Measurement(settings(text, precision=1e-9, max_draws=5, loss_rates="0.01")))
-    narrow = rows(Measurement(settings(text, precision=9.0, max_draws=5, loss_rates="0.01")))
-    assert [len(row.rises) for row in wide + narrow] == [5, 3]
-
-
-def test_repairs_are_left_out_where_losses_cost_nothing(text):
-    config = settings(text, loss_rates="0,0.2", repairs="rescale,hadamard(8)")
-    assert [row.setup[2:] for row in rows(Measurement(config))] == [
-        ("zero", 0.0),
-        ("zero", 0.2),
-        ("rescale", 0.2),
-        ("hadamard(8)", 0.2),
+    (first,) = measured(config)
+    file = tmp_path / "tolerance.json"
+    record = json.loads(file.read_text())
+    assert list(record["steps"]) == [
+        f"direct, reduce: {name}"
+        for name in ("without losses", "critical packets", "squared errors at 0.1: ", "zero at 0.05", "zero at 0.1")
     ]
+    record["steps"]["direct, reduce: zero at 0.05"]["packets"] = 12345.0  # as no measurement gives it
+    del record["steps"]["direct, reduce: zero at 0.1"]
+    file.write_text(json.dumps(record))
+    (again,) = measured(config)
+    assert again.rows == [first.rows[0]._replace(packets=12345.0), first.rows[1]]
+    (more,) = measured(config.replace(repairs="rescale"))
+    assert more.rows[:2] == again.rows
+    assert more.rows[2].setup == Setup("direct", "reduce", "rescale", 0.1)
 
 
-def test_a_stopped_measurement_goes_on_and_another_is_not_overwritten(text, tmp_path):
-    config = settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path))
-    measurement = Measurement(config)
-    finished = rows(measurement)
-    write_rows(measurement, finished[:1], [])
-    done = load_rows(config)
-    assert done == {finished[0].setup: finished[0]}
-    drawn = []
-    again = list(measurement.rows(done, lambda setup, number: drawn.append(setup)))
-    assert again == finished
-    assert set(drawn) == {finished[1].setup}
+def test_another_model_text_or_setting_is_not_mixed_in(text, tmp_path):
+    notes, file = tmp_path / "notes.txt", tmp_path / "out" / "tolerance.json"
+    notes.write_text(TEXT * 100)
+    config = settings(str(notes), output_dir=str(tmp_path / "out"))
+    measured(config)
     with pytest.raises(ValueError, match=r"was measured with mtu_bytes = 1500, not 600; seed = \d+, not 1: give"):
-        load_rows(settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path), mtu_bytes=600, seed=1))
-    (tmp_path / "tolerance.json").write_text("[]")
-    with pytest.raises(ValueError, match="is not a tolerance record"):
-        load_rows(config)
-
-
-def test_more_rates_and_repairs_join_the_rows_that_are_there(text, tmp_path, capsys):
-    measure_and_print(settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path)))
-    first = json.loads((tmp_path / "tolerance.json").read_text())["rows"]
-    measure_and_print(settings(text, loss_rates="0.1", repairs="rescale", output_dir=str(tmp_path)))
-    both = json.loads((tmp_path / "tolerance.json").read_text())["rows"]
-    assert [(each["repair"], each["loss_rate"]) for each in both] == [("zero", 0.05), ("zero", 0.1), ("rescale", 0.1)]
-    assert both[:2] == first
-
-
-def test_a_stop_keeps_the_rows_that_are_still_to_come_again(text, tmp_path):
-    measure_and_print(settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path)))
-    config = settings(text, loss_rates="0.01,0.05,0.1", output_dir=str(tmp_path))
-    measurement = Measurement(config)
-    stopped = keep_rows(measurement, load_rows(config), lambda setup, number: None)
-    next(stopped)
-    stopped.close()
-    assert {setup.loss_rate for setup in load_rows(config)} == {0.01, 0.05, 0.1}
-    keep_advice(measurement, [])
-    assert [setup.loss_rate for setup in load_rows(config)] == [0.01, 0.05, 0.1]
-
-
-def kept(config):
-    return list(keep_rows(Measurement(config), load_rows(config), lambda setup, number: None))
-
-
-def test_rows_of_another_model_text_or_trace_are_not_mixed_in(text, tmp_path):
-    notes, trace, folder = tmp_path / "notes.txt", tmp_path / "losses.npy", tmp_path / "record"
-    notes.write_text(TEXT * 40)
-    np.save(trace, np.arange(300) % 5 == 0)
-    config = settings(str(notes), loss_type=f"trace('{trace}')", loss_rates=None, output_dir=str(folder))
-    (first,) = kept(config)
-    assert kept(config) == [first]
-    file = folder / "tolerance.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"lossless_cross_entropy": 2.0}))
+        Record(config.replace(mtu_bytes=600, seed=1))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"first_cross_entropy": 2.0}))
     with pytest.raises(
         ValueError, match=r"of 2.0000 nats without losses, not .* model has changed; give another output"
     ):
-        kept(config)
+        measured(config)
     notes.write_text(notes.read_text().replace("wisdom", "folly", 1))
-    with pytest.raises(
-        ValueError, match=r"the text, .* has changed since .*tolerance.json was written: give another output"
-    ):
-        kept(config)
-    np.save(trace, np.arange(300) % 4 == 0)
-    with pytest.raises(ValueError, match=r"the file of trace\(.* has changed since .*tolerance.json was written: give"):
-        load_rows(config)
+    with pytest.raises(ValueError, match=r"the text, .* has changed since .*tolerance.json was written: give another"):
+        measured(config)
+    file.write_text("[]")
+    with pytest.raises(ValueError, match="is not a tolerance record"):
+        Record(config)
 
 
-def test_a_record_from_before_a_setting_has_its_default(text, tmp_path):
-    config = settings(text, loss_rates="0.1", output_dir=str(tmp_path))
-    (first,) = kept(config)
-    record = json.loads((tmp_path / "tolerance.json").read_text())
-    del record["config"]["bf16"]
-    (tmp_path / "tolerance.json").write_text(json.dumps(record))
-    assert load_rows(config) == {first.setup: first}
-
-
-def row(rate, value, half=0.001, repair="zero", packets=100.0):
-    rise = Estimate(value, value - half, value + half)
-    return Row(Setup("direct", "reduce", repair, rate), rise, 0.0, packets, 4 * [4 * [value]])
-
-
-def test_advice_names_the_largest_rates_and_the_cheapest_repairs():
-    measured = [
-        row(0.001, 0.002),
-        row(0.01, 0.05),
-        row(0.01, 0.001, repair="retransmit(1)", packets=101.0),
-        row(0.03, 0.3),
-        row(0.03, 0.05, repair="retransmit(1)", packets=103.0),
-        row(0.03, 0.09, repair="hadamard(64)"),
-        row(0.1, 3.0),
-        row(0.1, 2.0, repair="hadamard(64)"),
-    ]
-    where = "direct, losses in the reduce phase"
-    unseen = "none of 16 blocks collapsed, but up to 19% of blocks may"  # Wilson: z^2 / (16 + z^2)
-    assert advice(measured) == [
-        f"{where}: up to a loss rate of 0.001, losses cost under 0.01 nats without a repair",
-        f"{where}: up to a loss rate of 0.01, losses cost under 0.1 nats without a repair",
-        f"{where}, 0.001: no repair is needed (0.002 nats); {unseen}",
-        f"{where}, 0.01: no repair is needed (0.05 nats); {unseen}",
-        f"{where}, 0.03: hadamard(64) holds (0.09 nats, with 0.0% more packets); {unseen}",
-        f"{where}, 0.1: no measured repair holds the rise under 0.1 nats; hadamard(64) comes closest (2)",
-    ]
-    assert advice([row(0.01, 0.02)])[0] == f"{where}: no measured loss rate costs under 0.01 nats without a repair"
-    assert "no measured loss rate" in advice([row(0.01, 0.009, half=0.002)])[0], "the whole interval counts"
-    assert advice([row(0.01, 0.05)._replace(collapsed=0.1)])[-1].endswith("no repair is needed (0.05 nats)")
+def test_two_measurements_do_not_share_a_folder(text, tmp_path):
+    with exclusive_run(str(tmp_path)), pytest.raises(ValueError, match="another run"):
+        measure_and_print(settings(text, output_dir=str(tmp_path)))
 
 
 def test_lists_are_split_at_commas_outside_parentheses():
@@ -237,6 +270,7 @@ def test_lists_are_split_at_commas_outside_parentheses():
     [
         ({"loss_rates": "0.1,x"}, "loss_rates = '0.1,x': 'x' is not a number: give shares, such as 0.01,0.1"),
         ({"loss_rates": "2"}, "loss_rates = 2.0 is not in"),
+        ({"loss_rates": "0,0.1"}, "loss_rates = 0 loses nothing, so there is no slope: give rates above 0"),
         ({"loss_rates": ","}, "loss_rates = ',' is empty"),
         (
             {"loss_rates": "0.1,1", "repairs": "protect(0.1)"},
@@ -248,8 +282,10 @@ def test_lists_are_split_at_commas_outside_parentheses():
         ({"algorithms": ""}, "algorithms = '' is empty"),
         ({"phases": ","}, "phases = ',' is empty: give one, such as reduce"),
         ({"tensor_parallel_size": 1}, "tensor_parallel_size = 1 is below 2"),
-        ({"max_draws": 2}, "max_draws = 2 is below min_draws = 3: give at least as many"),
+        ({"max_draws": 2, "min_draws": 3}, "max_draws = 2 is below min_draws = 3: give at least as many"),
         ({"block_size": 1}, "block_size = 1 is below 2"),
+        ({"blocks": 1}, "blocks = 1 is below 2"),
+        ({"batch_size": 0}, "batch_size = 0 is below 1"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size = 3 does not divide"),
     ],
 )
@@ -264,41 +300,33 @@ def test_the_size_follows_from_the_model(text):
     assert settings(text).ranks() == 4
     with pytest.raises(ValueError, match="block_size = 129 is above gpt2-nano's 128 positions"):
         Measurement(settings(text, block_size=129))
+    with pytest.raises(ValueError, match=r"blocks = 1000000000 is above \d+: give no more than the text has, of 32 "):
+        Measurement(settings(text, blocks=10**9))
 
 
 @pytest.mark.slow
-def test_the_command_prints_a_table_and_advice_and_writes_a_record_and_a_figure(text, tmp_path):
-    command = [sys.executable, "-m", "lossytp.tolerance", "--text", str(text), "--block_size", "32", "--blocks", "2"]
-    command += [
-        "--loss_rates",
-        "0.02",
-        "--repairs",
-        "protect(0.1) + hadamard(8)",
-        "--precision",
-        "9",
+def test_the_command_prints_a_screen_and_refuses_in_one_line(text, tmp_path):
+    words = [sys.executable, "-m", "lossytp.tolerance", "--block_size", "32", "--blocks", "4", "--precision", "9"]
+    mine = [
+        *words,
         "--output_dir",
         str(tmp_path / "out"),
+        "--text",
+        str(text),
+        "--phases",
+        "reduce,both",
+        "--repairs",
+        "stale",
     ]
-    outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    outputs = [subprocess.run(mine, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert outputs[0] == outputs[1]
-    lines = outputs[0].splitlines()
-    assert lines[0].startswith("gpt2-nano on 64 tokens of")
-    assert [line.split()[2] for line in lines[2:5]] == ["repair", "zero", "protect(0.1)"]
-    assert len({line.index("%") for line in lines[3:5]}) == 1, "the columns are aligned"
-    record = json.loads((tmp_path / "out" / "tolerance.json").read_text())
-    assert all(line in outputs[0] for line in record["advice"])
-    assert len(record["rows"]) == 2
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "tolerance.json",
-        "tolerance.png",
-        "tolerance.svg",
-    }
-
-
-@pytest.mark.slow
-def test_the_command_refuses_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "lossytp.tolerance", "--text", "none/*.txt", "--output_dir", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outputs[0].startswith("gpt2-nano on 4 sequences of 32 tokens of")
+    assert max(map(len, outputs[0].splitlines())) < 160
+    assert "\ndirect, losses on both ways\n" in outputs[0]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"tolerance.json", "tolerance_direct_reduce.png", "tolerance_direct_both.svg"} <= names
+    wrong = [*words, "--output_dir", str(tmp_path / "other"), "--text", "none/*.txt"]
+    result = subprocess.run(wrong, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == "error: no file matches 'none/*.txt': give another pattern, or 'stdlib'"
 
@@ -310,48 +338,19 @@ def trace(tmp_path_factory):
     return file
 
 
-def command(text, folder, *words):
-    start = [sys.executable, "-m", "lossytp.tolerance", "--text", str(text), "--block_size", "32", "--blocks", "2"]
-    return [*start, "--min_draws", "2", "--precision", "9", "--output_dir", str(folder), *words]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "rates"),
-    [
-        (["--loss_type", "trace({trace!r})"], [0.2]),
-        (["--loss_type", "g-e", "--mean_burst_packets", "8", "--loss_rates", "0.1,0.2"], [0.1, 0.2]),
-    ],
-)
-def test_recorded_and_bursty_losses_from_end_to_end_also_after_a_stop(text, trace, tmp_path, words, rates):
-    words = [word.format(trace=str(trace)) for word in words]
-    whole = subprocess.run(command(text, tmp_path, *words), capture_output=True, text=True, check=True).stdout
-    file = tmp_path / "tolerance.json"
-    finished = json.loads(file.read_text())
-    assert list(dict.fromkeys(row["loss_rate"] for row in finished["rows"])) == rates
-    assert max(row["rise"]["value"] for row in finished["rows"]) > 0.01
-    kept = {**finished, "rows": finished["rows"][:1], "advice": []}
-    kept["rows"][0]["packets_a_draw"] = 12345  # as no measurement gives it
-    file.write_text(json.dumps(kept))
-    again = subprocess.run(command(text, tmp_path, *words), capture_output=True, text=True, check=True).stdout
-    assert [line for line in again.splitlines() if "±" in line] == [line for line in whole.splitlines() if "±" in line]
-    rows = json.loads(file.read_text())["rows"]
-    assert [row["rises"] for row in rows] == [row["rises"] for row in json.loads(json.dumps(finished))["rows"]]
-    assert rows[0]["packets_a_draw"] == 12345, "the first row was not measured again"
-
-
 def test_a_loss_type_with_a_rate_of_its_own_takes_none(text, trace, tmp_path):
     kind = f"trace({str(trace)!r})"
-    config = settings(text, loss_type=kind, loss_rates=None)
+    config = settings(text, loss_type=kind, loss_rates=None, output_dir=str(tmp_path), max_draws=4)
     assert config.rates() == [0.2]
     assert config.network(config.setups()[0]).process() == ltp.Trace.from_file(trace)
-    assert settings(text, loss_rates=None).rates() == [0.001, 0.01, 0.03, 0.1]
+    assert settings(text, loss_rates=None).rates() == [0.01, 0.03]
     assert settings(text, loss_type="netem('loss random 5%')", loss_rates=None).rates() == pytest.approx([0.05])
-    assert settings(text, loss_type="correlated(shared=0.5)", mean_burst_packets=8.0).rates() == [0.1]
-    words = ["--loss_type", kind, "--loss_rates", "0.1"]
-    result = subprocess.run(command(text, tmp_path, *words), capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].endswith("has its own loss rate, 0.2: leave out loss_rates")
+    (found,) = measured(config)
+    assert len(found.rows[0].rises) == 3, "sequences share a trace's losses, so several draws are needed"
+    report = report_of(found, config)
+    assert (report.rate, report.checks) == (0.2, {})
+    with pytest.raises(ValueError, match=r"has its own loss rate, 0\.2: leave out loss_rates"):
+        settings(text, loss_type=kind)
     with pytest.raises(ValueError, match=r"none\.txt cannot be read"):
         settings(text, loss_type="trace('none.txt')", loss_rates=None)
     with pytest.raises(ValueError, match="loss_type = 'lossy' is unknown"):

@@ -6,8 +6,8 @@ import torch
 
 from lossytp.network.theory import expected_squared_error
 from lossytp.parallel.collectives import all_reduce
-from lossytp.tolerance.damage import _squared_streams, contributions, sum_errors, sums_of
 from lossytp.training.groups import NetworkSettings
+from paper.sums import _squared_streams, contributions, sum_errors, sums_of
 from tests.parallel.conftest import tiny_gpt2
 from tests.parallel.families import VOCABULARY, tiny
 
