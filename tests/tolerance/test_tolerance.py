@@ -328,7 +328,7 @@ def test_the_command_prints_a_screen_and_refuses_in_one_line(text, tmp_path):
     wrong = [*words, "--output_dir", str(tmp_path / "other"), "--text", "none/*.txt"]
     result = subprocess.run(wrong, capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert result.stderr.splitlines()[-1] == "error: no file matches 'none/*.txt': give another pattern, or 'stdlib'"
+    assert result.stderr.splitlines()[-1].startswith("error: no file matches 'none/*.txt': give another pattern")
 
 
 @pytest.fixture(scope="module")
