@@ -35,7 +35,7 @@ def whole_numbers(rank: int, num_elements: int, dtype: torch.dtype = torch.float
     return torch.randint(1, 5, (num_elements,), generator=generator).to(dtype)
 
 
-REPAIRS = ("zero", "rescale", "rescale_counted", "local", "fec(3, 2)", "retransmit(1)")
+REPAIRS = ("zero", "rescale", "rescale_counted", "local", "fec(3, 2)", "retransmit(1)", "hadamard(4)")
 
 
 def all_reduce(x: Tensor, group: ProcessGroup, op: Any = ReduceOp.SUM, *, async_op: bool = False) -> list[Tensor]:

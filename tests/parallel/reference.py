@@ -8,10 +8,12 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from inspect import signature
 
 import lossytp as ltp
 from lossytp.network.checks import parse
 from lossytp.network.losses import Stream
+from lossytp.network.repairs import REPAIRS
 
 Numbers = list[float]
 Lose = Callable[[int, int, int], list[int]]  # source, destination, packets -> those that are lost of them
@@ -68,6 +70,7 @@ class Links:
         self.counts: dict[tuple, list[int]] = defaultdict(lambda: [0, 0, 0, 0])  # packets, lost, extra, missing
         self._memory: dict[tuple, Numbers] = {}
         self._sizes: dict[str, int] = {}
+        self._operation = "send"
 
     # --- one message over one link
 
@@ -109,7 +112,8 @@ class Links:
         if self.delivery == "retransmit":
             rate **= self.options["budget"] + 1
         weight = 1 / (1 - rate) if self.repair == "rescale" and rate < 1 else 1.0
-        weights = [weight if place in set(others) else 1.0 for place in range(len(values))]
+        at_risk = set(others)
+        weights = [weight if place in at_risk else 1.0 for place in range(len(values))]
         crossed = [value * factor for value, factor in zip(values, weights, strict=True)]
         received = [other if gone else value for value, gone, other in zip(crossed, lost, instead, strict=True)]
         self._memory[place] = received
@@ -466,10 +470,17 @@ def reference(
     group: str = "tp",
 ) -> Reference:
     """Take losses from `network`, packet by packet, and nothing else."""
+
+    def named(part: str) -> tuple[str, dict]:
+        name, given, options = parse("repair", part)
+        bound = signature(REPAIRS[name]).bind(*given, **options)
+        bound.apply_defaults()
+        return name, bound.arguments
+
     return Reference(
         ranks,
         algorithm,
-        [(name, options) for name, _, options in (parse("repair", part) for part in repair.split(" + "))],
+        [named(part) for part in repair.split(" + ")],
         elements_per_packet,
         lambda src, dst, count: network.lost_packets(src, dst, count, group=group).tolist(),
         lambda src, dst: network.process(src, dst).loss_rate,

@@ -39,7 +39,7 @@ def test_equals_the_reference_in_every_dtype(algorithm: str, num_ranks: int) -> 
     network, twin = bernoulli(0.2, seed=7), bernoulli(0.2, seed=7)
     for dtype in DTYPES:
         ranks = reference(twin, list(range(num_ranks)), algorithm, "zero", 1456 // dtype.itemsize)
-        for num_elements in [0, 1, num_ranks - 1, 1000, 728 * num_ranks, 4321]:
+        for num_elements in [0, 1, num_ranks - 1, 728 * num_ranks, 4321]:
             x_RN = whole_numbers(num_ranks, num_elements, dtype)
             before = x_RN.clone()
             result_RN = all_reduce(x_RN, network, algorithm=algorithm)

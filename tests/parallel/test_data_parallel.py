@@ -1,11 +1,13 @@
-"""DDP and FSDP2, of the dense model and of tensor-parallel ones: one process's training, but for lost packets."""
+"""DDP and FSDP, PyTorch's and the project's, of dense and tensor-parallel models: one process's training."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from tests.parallel.conftest import (
     NUM_LAYERS,
@@ -15,69 +17,16 @@ from tests.parallel.conftest import (
     tiny_gpt2,
     training_losses,
 )
-from tests.parallel.distributed_models import WIRE, join, network, share, spread, whole
+from tests.parallel.distributed_models import REPLICAS, WIRE, in_replicas, join, network, share, spread, whole
+from tests.parallel.families import tiny
 
-pytestmark = pytest.mark.slow
-
-KINDS = ["ddp", "fsdp"]
 NUM_STEPS = 10
-# processes, TP ranks, implementation
-DENSE, VIRTUAL, TWO_BY_TWO = (2, 1, "dense"), (2, 2, "lossytp"), (4, 2, "lossytp")
 ROOM = (WIRE.mtu_bytes - WIRE.header_bytes) // 8  # elements of float64 in a packet
 
 
 def whole_batch() -> dict[str, torch.Tensor]:
     """Of a classifier: transformers computes a language model's training loss in fp32."""
     return {name: tensor[:6] for name, tensor in tiny_batch("classifier").items()}
-
-
-def on_rank_train(kind: str, loss_rate: float, size: int, implementation: str) -> dict[str, Any]:
-    lossy = network(loss_rate)
-    layout = join(lossy, data_parallel_size=2, tensor_parallel_size=size)
-    batch = share(whole_batch(), layout)
-    model = spread(tiny_gpt2("classifier"), lossy, layout, implementation, kind)
-    model(**batch).loss.backward()
-    first = whole(model, tiny_gpt2("classifier"), lossy, layout, implementation)
-    table = lossy.counters.rows()
-    model = spread(tiny_gpt2("classifier"), lossy, layout, implementation, kind)
-    losses = training_losses(model, batch, steps=NUM_STEPS)
-    trained = whole(model, tiny_gpt2("classifier"), lossy, layout, implementation, part=lambda parameter: parameter)
-    sharded = [isinstance(parameter, DTensor) for parameter in model.parameters()]
-    return {"gradients": first, "losses": losses, "trained": trained, "table": table, "sharded": sharded}
-
-
-def mean_losses(answers: list[dict]) -> list[float]:
-    return torch.tensor([answer["losses"] for answer in answers], dtype=torch.float64).mean(0).tolist()
-
-
-def trained_dense() -> tuple[dict, list[float], dict]:
-    dense = tiny_gpt2("classifier")
-    first = gradients(dense, whole_batch())
-    dense = tiny_gpt2("classifier")
-    losses = training_losses(dense, whole_batch(), steps=NUM_STEPS)
-    return first, losses, {name: parameter.detach() for name, parameter in dense.named_parameters()}
-
-
-@pytest.mark.parametrize("how", [DENSE, VIRTUAL, TWO_BY_TWO], ids=["dense", "virtual ranks", "TP in processes"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_replicas_train_as_one_process_on_the_whole_batch_but_for_lost_packets(
-    processes: Callable, kind: str, how: tuple[int, int, str]
-) -> None:
-    number, *rest = how
-    first, losses, trained = trained_dense()
-    assert losses[-1] < 0.9 * losses[0], "ten steps must move the model"
-    answers = processes(number, on_rank_train, kind, 0.0, *rest)
-    assert mean_losses(answers) == pytest.approx(losses, rel=1e-9)
-    assert answers[0]["losses"] != answers[-1]["losses"], "each replica has examples of its own"
-    for answer in answers:
-        assert gradient_error(answer["gradients"], first) < 1e-12
-        assert gradient_error(answer["trained"], trained) < 1e-6  # a key bias has no gradient, but Adam moves it
-        assert all(answer["sharded"]) if kind == "fsdp" else not any(answer["sharded"])
-    answers = processes(number, on_rank_train, kind, 0.05, *rest)
-    for answer in answers:
-        assert gradient_error(answer["gradients"], first) > 0.01
-        assert sum(row["lost"] for row in answer["table"]) > 0
-    assert mean_losses(answers) != pytest.approx(losses, rel=1e-4)
 
 
 def packets(num_elements: int) -> int:
@@ -91,7 +40,7 @@ def packets_by_link(answer: dict) -> dict[tuple, int]:
 
 def test_ddp_sends_all_gradients_once(processes: Callable) -> None:
     elements = sum(parameter.numel() for parameter in tiny_gpt2("classifier").parameters())
-    for answer in processes(2, on_rank_train, "ddp", 0.0, 1, "dense"):
+    for answer in processes(2, on_rank_train, "ddp", 0.0, *WAYS["dense"][1:]):
         each = packets(elements)
         assert packets_by_link(answer) == {("all_reduce", "backward", *link): each for link in ((0, 1), (1, 0))}
 
@@ -110,13 +59,13 @@ def test_fsdp_gathers_each_block_twice_the_rest_once_and_scatters_all_gradients_
         ("all_gather", "backward"): NUM_LAYERS * block,
         ("reduce_scatter", "backward"): NUM_LAYERS * block + rest,
     }
-    for answer in processes(2, on_rank_train, "fsdp", 0.0, 1, "dense"):
+    for answer in processes(2, on_rank_train, "fsdp", 0.0, *WAYS["dense"][1:]):
         assert packets_by_link(answer) == {(*key, *link): n for key, n in expected.items() for link in ((0, 1), (1, 0))}
 
 
 def test_two_by_two_loses_packets_along_both_axes(processes: Callable) -> None:
     """Tensor-parallel ranks 0, 1 and 2, 3; replicas of a shard are 0, 2 and 1, 3."""
-    answers = processes(4, on_rank_train, "fsdp", 0.3, 2, "lossytp")
+    answers = processes(4, on_rank_train, "fsdp", 0.3, *WAYS["TP in processes"][1:])
     for rank, answer in enumerate(answers):
         lost = {(row["operation"], row["src"], row["dst"]): row["lost"] for row in answer["table"]}
         first = rank // 2 * 2
@@ -125,3 +74,99 @@ def test_two_by_two_loses_packets_along_both_axes(processes: Callable) -> None:
         assert sums == {(first, first + 1), (first + 1, first)}
         assert others == {(rank % 2, rank % 2 + 2), (rank % 2 + 2, rank % 2)}
         assert all(lost.values())
+
+
+# processes, tensor-parallel ranks, implementation, whether activations are checkpointed
+WAYS = {
+    "dense": (2, 1, "dense", False),
+    "virtual ranks": (2, 2, "lossytp", True),
+    "TP in processes": (4, 2, "lossytp", False),
+}
+
+
+def on_rank_train(replicas: str, loss_rate: float, size: int, implementation: str, again: bool) -> dict[str, Any]:
+    lossy = network(loss_rate)
+    layout = join(lossy, data_parallel_size=2, tensor_parallel_size=size)
+    batch = share(whole_batch(), layout)
+
+    def built() -> Any:
+        dense = tiny_gpt2("classifier")
+        if again:
+            dense.activation_checkpointing_enable({"use_reentrant": False})
+        return spread(dense, lossy, layout, implementation, replicas)
+
+    def put_together(part: Callable[[Tensor], Any]) -> dict[str, Tensor]:
+        return whole(model, tiny_gpt2("classifier"), lossy, layout, implementation, part=part)
+
+    model = built()
+    if replicas == "custom fsdp":
+        with torch.no_grad():
+            model(**batch)
+    lossy.counters.load_state_dict({"packets": [], "messages": []})
+    model(**batch).loss.backward()
+    first, table = put_together(lambda parameter: parameter.grad), lossy.counters.rows()
+    model = built()
+    losses = training_losses(model, batch, steps=NUM_STEPS)
+    sharded = {isinstance(parameter, DTensor) or parameter.ndim == 1 for parameter in model.parameters()}
+    trained = put_together(lambda parameter: parameter)
+    return {"gradients": first, "losses": losses, "trained": trained, "table": table, "sharded": sharded == {True}}
+
+
+def mean_losses(answers: list[dict]) -> list[float]:
+    return torch.tensor([answer["losses"] for answer in answers], dtype=torch.float64).mean(0).tolist()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("replicas", REPLICAS)
+def test_replicas_train_as_one_process_on_the_whole_batch_but_for_lost_packets(
+    processes: Callable, replicas: str, way: str
+) -> None:
+    number, *how = WAYS[way]
+    first, dense = gradients(tiny_gpt2("classifier"), whole_batch()), tiny_gpt2("classifier")
+    losses = training_losses(dense, whole_batch(), steps=NUM_STEPS)
+    trained = {name: parameter.detach() for name, parameter in dense.named_parameters()}
+    answers = processes(number, on_rank_train, replicas, 0.0, *how)
+    assert mean_losses(answers) == pytest.approx(losses, rel=1e-9)
+    assert answers[0]["losses"] != answers[-1]["losses"], "each replica has examples of its own"
+    for answer in answers:
+        assert gradient_error(answer["gradients"], first) < 1e-12
+        assert gradient_error(answer["trained"], trained) < 1e-6  # a key bias has no gradient, but Adam moves it
+        assert answer["sharded"] == ("fsdp" in replicas)
+    answers = processes(number, on_rank_train, replicas, 0.05, *how)
+    for answer in answers:
+        assert gradient_error(answer["gradients"], first) > 0.01
+        lost = {(row["operation"], row["direction"]): row["lost"] for row in answer["table"]}
+        if "fsdp" in replicas:
+            assert {
+                ("all_gather", "forward"),
+                ("all_gather", "backward"),
+                ("reduce_scatter", "backward"),
+            } <= lost.keys()
+        assert all(lost.values())
+    assert mean_losses(answers) != pytest.approx(losses, rel=1e-4)
+
+
+def shape(family: str) -> PreTrainedModel:
+    return tiny_gpt2(dtype=torch.float32) if family == "gpt2" else tiny(family, dtype=torch.float32)
+
+
+def on_rank_train_in_float32(family: str) -> dict[str, list[float]]:
+    layout = join(network(0.0), data_parallel_size=2)
+    return {
+        replicas: training_losses(
+            in_replicas(shape(family), layout, replicas),
+            share({name: tensor[:6] for name, tensor in tiny_batch().items()}, layout),
+            steps=30,
+        )
+        for replicas in REPLICAS
+    }
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "llama, tied"])
+def test_every_way_has_the_single_process_curve(processes: Callable, family: str) -> None:
+    expected = training_losses(shape(family), {name: tensor[:6] for name, tensor in tiny_batch().items()}, steps=30)
+    assert expected[-1] < 0.7 * expected[0]
+    answers = processes(2, on_rank_train_in_float32, family)
+    for replicas in REPLICAS:
+        mean = torch.tensor([answer[replicas] for answer in answers]).mean(0)
+        assert mean.tolist() == pytest.approx(expected, rel=1e-4), replicas

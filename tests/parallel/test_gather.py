@@ -1,14 +1,25 @@
-"""From every way of sharing activations back to the dense model; copies and states of parallel models."""
+"""From every way of sharing activations back to the dense model, which nothing changes; copies are independent."""
 
 import copy
+import pickle
+from typing import Any
 
+import pytest
 import torch
 from transformers import PreTrainedModel
 
 import lossytp as ltp
 from tests.parallel.conftest import tiny_batch, tiny_gpt2, training_losses
-from tests.parallel.dense_comparison import every_kind, every_mode
-from tests.parallel.sharing_modes import by_rank, network_of, parallel, parameters
+from tests.parallel.sharing_modes import (
+    by_rank,
+    every_kind,
+    every_mode,
+    lossy,
+    network_of,
+    parallel,
+    parameters,
+    unchanged,
+)
 
 
 def assert_is_dense(back: PreTrainedModel, dense: PreTrainedModel) -> None:
@@ -70,17 +81,6 @@ def test_gather_after_training_takes_the_first_ranks_copies(kind: str) -> None:
     assert model(**batch).rank_logits.shape[0] == 4
 
 
-@every_mode
-def test_a_copy_trains_independently(mode: str) -> None:
-    batch = tiny_batch("classifier")
-    model = parallel(tiny_gpt2("classifier"), 0.1, mode, repair="stale")
-    training_losses(model, batch, steps=1)
-    again, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
-    copied = training_losses(again, batch, steps=2)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert training_losses(model, batch, steps=2) == copied
-
-
 @every_kind
 @every_mode
 def test_a_state_dict_goes_into_another_model_of_the_same_ranks(mode: str, kind: str) -> None:
@@ -91,3 +91,51 @@ def test_a_state_dict_goes_into_another_model_of_the_same_ranks(mode: str, kind:
     other.load_state_dict(trained.state_dict())
     network_of(other).load_state_dict(network_of(trained).state_dict())
     assert training_losses(other, batch, steps=2) == training_losses(trained, batch, steps=2)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@every_mode
+def test_a_copy_trains_independently(mode: str, copied: Any) -> None:
+    """It has a network of its own, which goes on from where the first one was."""
+    batch = tiny_batch("classifier")
+    model = parallel(tiny_gpt2("classifier"), 0.1, mode, repair="stale")
+    training_losses(model, batch, steps=1)
+    again, before = copied(model), copy.deepcopy(model.state_dict())
+    losses = training_losses(again, batch, steps=2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert training_losses(model, batch, steps=2) == losses
+
+
+def test_neither_parallelize_nor_gather_draws_from_the_global_generator() -> None:
+    dense, before = tiny_gpt2(), torch.get_rng_state()
+    ltp.gather(lossy(dense, 0.1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@every_kind
+def test_the_dense_model_is_not_changed(kind: str) -> None:
+    dense, batch = tiny_gpt2(kind), tiny_batch(kind)
+    with unchanged(dense):
+        parallel = lossy(dense, 0.1)
+        training_losses(parallel, batch, steps=2)
+    assert all(parameter.grad is None for parameter in dense.parameters())
+
+
+@every_kind
+def test_the_parallel_model_is_not_changed_by_gather(kind: str) -> None:
+    parallel, batch = lossy(tiny_gpt2(kind), 0.1), tiny_batch(kind)
+    untouched = lossy(tiny_gpt2(kind), 0.1)
+    with unchanged(parallel):
+        training_losses(ltp.gather(parallel), batch, steps=2)
+    assert training_losses(parallel, batch, steps=3) == training_losses(untouched, batch, steps=3)
+
+
+def test_frozen_parameters_stay_frozen() -> None:
+    dense = tiny_gpt2()
+    for parameter in (*dense.transformer.h[0].parameters(), dense.transformer.h[1].mlp.c_fc.bias):
+        parameter.requires_grad_(False)
+    parallel = lossy(dense, 0.1)
+    frozen = {name for name, parameter in dense.named_parameters() if not parameter.requires_grad}
+    assert {name for name, parameter in parallel.named_parameters() if not parameter.requires_grad} == frozen
+    parallel(**tiny_batch()).loss.backward()
+    assert {name for name, parameter in parallel.named_parameters() if parameter.grad is None} == frozen

@@ -1,61 +1,148 @@
-"""What is reliable over the backend `lossy`, what its groups lose, and what it counts.
+"""The backend `lossy`: plain gloo, or the reference; what is reliable, what its groups lose, and what it counts.
 
-Functions named `on_rank_...` run in every process. N elements of a message.
+Functions named `on_rank_...` run in every process. R ranks, N elements of a message.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import lossytp as ltp
+from lossytp.network.routes import ALGORITHMS
 from lossytp.network.scope import Counters
 from tests.parallel.backend_reference import WIRE, Reference, network
-from tests.parallel.operations import LOSSY, RELIABLE, whole_numbers
+from tests.parallel.operations import LOSSY, RELIABLE, REPAIRS, new_group, whole_numbers
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+SIZES = [9, 61]  # elements for each rank of a message, which fill no whole number of packets
+INEXACT = ("rescale", "local", "hadamard", "protect")
+SENT_AGAIN = ("fec(3, 2)", "retransmit(1)")  # little is missing then
+ESSENTIAL = ["all_reduce", "all_reduce, async", "all_reduce, mean", "all_reduce, coalesced", "reduce_scatter"]
+ESSENTIAL += ["all_gather", "all_gather, list", "all_to_all", "send"]
 
 
-def on_rank_need_stale(reliable_gather: bool) -> list[str]:
-    ltp.init_process_group(network(), repair="stale", reliable_gather=reliable_gather)
-    told = []
+def on_rank_compare_with_gloo() -> list[str]:
+    lossless = network(0.0)
+    ltp.init_process_group(lossless, repair="rescale")
+    gloo, wrong = dist.new_group(backend="gloo"), []
+    groups = {"direct": dist.group.WORLD}
+    for algorithm, repair in [("ring", "hadamard(4)"), ("tree", "fec(3, 2)"), ("switch", "local"), ("sender", "zero")]:
+        groups[algorithm] = new_group(lossless, algorithm=algorithm, repair=repair, reliable_gather=False)
+    for algorithm, group in groups.items():
+        for name, run in {**RELIABLE, **{name: run for name, (run, _) in LOSSY.items()}}.items():
+            for dtype in DTYPES if algorithm == "direct" else DTYPES[:1]:
+                x_N = whole_numbers(dist.get_rank(), 61 * dist.get_world_size()).sin().to(dtype)
+                lossy, plain = run(x_N, group), run(x_N, gloo)
+                if not all(map(torch.equal, lossy, plain)) or len(lossy) != len(plain):
+                    wrong.append(f"{name} of {dtype} by {algorithm}")
+    return wrong
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_without_losses_is_bitwise_plain_gloo(processes: Callable, num_ranks: int) -> None:
+    assert processes(num_ranks, on_rank_compare_with_gloo) == [[]] * num_ranks
+
+
+def compare_with_reference(lossy: ltp.LossyNetwork, seed: int, names: Any, *how: Any) -> tuple:
+    """What was wrong; the operations that lost something; and this rank's sums."""
+    group = new_group(lossy, **dict(zip(("algorithm", "repair", "reliable_gather"), how, strict=True)))
+    me, num_ranks = dist.get_rank(), dist.get_world_size()
+    reference = Reference(seed, group, *how)
+    wrong, lost, sums = [], set(), []
+    for dtype in DTYPES if how == ("direct", "zero", True) else DTYPES[:1]:
+        reference.room = 32 // dtype.itemsize
+        for size in SIZES if how[1:] == ("zero", True) else [700] if how[1] in SENT_AGAIN else [61]:
+            messages = [whole_numbers(rank, size * num_ranks, dtype) for rank in range(num_ranks)]
+            exact = not any(name in how[1] for name in INEXACT)
+            messages = messages if exact else [message.sin() for message in messages]  # no two packets are as strong
+            for name in names:
+                run, expect = LOSSY[name]
+                before = messages[me].clone()
+                results = run(messages[me], group)
+                expected = expect(reference, [message.tolist() for message in messages])
+                for result, values in zip(results, expected, strict=True):
+                    wanted = torch.tensor(values, dtype=dtype)  # which rounds a mean
+                    tolerances = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-6, "atol": 1e-5}
+                    if not torch.allclose(result.flatten(), wanted, **tolerances):  # sums of whole numbers are exact
+                        wrong.append(f"{name} of {size} {dtype}, {how}")
+                if not torch.equal(messages[me], before):
+                    wrong.append(f"{name} changed what it was given")
+                sums += [results[0].tolist()] if name == "all_reduce" else []
+                with lossy.reliable():
+                    if not all(map(torch.equal, results, run(messages[me], group))):
+                        lost.add(name)
+    return wrong, lost, sums
+
+
+def on_rank_compare_every_repair(algorithm: str, seed: int) -> list[tuple]:
+    lossy = network()
+    ltp.init_process_group(lossy)
+    repairs = [repair for repair in REPAIRS if (algorithm, repair) != ("sender", "local")]  # which is refused
+    if algorithm in ("sender", "direct"):  # in the others no single process knows what a packet carries
+        repairs += ["protect(0.2)", "protect(0.2) + hadamard(4)"]
+    return [
+        compare_with_reference(lossy, seed, ESSENTIAL if number else LOSSY, algorithm, repair, reliable_gather)
+        for number, (repair, reliable_gather) in enumerate(itertools.product(repairs, (True, False)))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "num_ranks"), [*((algorithm, 3) for algorithm in ALGORITHMS), ("direct", 2), ("ring", 4), ("tree", 4)]
+)
+def test_equals_the_naive_reference(processes: Callable, algorithm: str, num_ranks: int) -> None:
+    """Whatever the repair. What is gathered reliably is the same on every rank, and else not."""
+    by_rank = processes(num_ranks, on_rank_compare_every_repair, algorithm, 3)
+    for number, answers in enumerate(zip(*by_rank, strict=True)):
+        wrongs, losts, sums = zip(*answers, strict=True)
+        assert list(wrongs) == [[]] * num_ranks
+        lost, ran = set.union(*losts), set(ESSENTIAL) if number else LOSSY.keys()
+        assert lost == ran, "without losses it proves nothing"
+        reliable_gather = number % 2 == 0 or algorithm == "sender"
+        assert all(each == sums[0] for each in sums) == reliable_gather
+
+
+def on_rank_compare_with_another_seed() -> set[str]:
+    lossy = network()
+    ltp.init_process_group(lossy)
+    wrong, *_ = compare_with_reference(lossy, 4, LOSSY, "direct", "zero", False)
+    return {line.split(" of ")[0] for line in wrong}
+
+
+def test_a_reference_of_another_seed_disagrees(processes: Callable) -> None:
+    """Control: every operation's comparison could fail."""
+    assert processes(2, on_rank_compare_with_another_seed) == [LOSSY.keys()] * 2
+
+
+def on_rank_need_stale() -> None:
+    ltp.init_process_group(network(), repair="stale", reliable_gather=False)
     for run, _ in LOSSY.values():
-        with pytest.raises(ValueError, match="stale") as error:
+        with pytest.raises(ValueError, match="repair"):
             run(torch.ones(400), dist.group.WORLD)
-        told.append(str(error.value))
     for run in RELIABLE.values():
         run(torch.ones(400), dist.group.WORLD)
     dist.all_reduce(torch.ones(8))  # a single packet
-    return told
 
 
 def test_stale_is_refused_where_it_is_first_needed(processes: Callable) -> None:
-    refusal = (
-        "repair = 'stale' does not work over the backend, which does not know which message follows which: choose "
-        "another"
-    )
-    assert processes(2, on_rank_need_stale, False) == [[refusal] * len(LOSSY)] * 2
+    processes(2, on_rank_need_stale)
 
 
-def on_rank_protect_partial_sums() -> list[str]:
+def on_rank_protect_partial_sums() -> None:
     ltp.init_process_group(network(), algorithm="ring", repair="protect(0.1)")
-    told = []
     for name in ("all_reduce", "reduce_scatter"):
-        with pytest.raises(ValueError, match="no single process knows") as error:
+        with pytest.raises(ValueError, match="repair"):
             LOSSY[name][0](torch.ones(400), dist.group.WORLD)
-        told.append(str(error.value))
     LOSSY["all_gather"][0](torch.ones(400), dist.group.WORLD)
-    return told
 
 
 def test_protect_is_refused_where_a_process_does_not_know_what_is_sent(processes: Callable) -> None:
-    refusal = (
-        "repair = 'protect(0.1)' does not work over the backend with algorithm = 'ring', whose packets carry sums that "
-        "no single process knows: choose direct or sender, or another repair"
-    )
-    assert processes(3, on_rank_protect_partial_sums) == [[refusal] * 2] * 3
+    processes(3, on_rank_protect_partial_sums)
 
 
 def on_rank_stay_reliable() -> tuple[list[str], list[str], bool]:
@@ -233,3 +320,38 @@ def test_the_same_seed_loses_the_same_and_evaluation_shifts_nothing(processes: C
     assert evaluated == training
     for during, around in zip(evaluation, training, strict=True):
         assert during not in (around[: len(LOSSY)], around[len(LOSSY) :])
+
+
+def on_rank_send_odd_tensors() -> dict[str, Any]:
+    """What gloo takes besides contiguous floats of one size, where everything is lost."""
+    ltp.init_process_group(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0)))
+    mine = 1.0 + 9 * dist.get_rank()
+    transposed = torch.full((40, 50), mine).t().requires_grad_()
+    dist.all_reduce(transposed)
+    weight = nn.Parameter(torch.ones(1000))
+    with torch.no_grad():
+        dist.all_reduce(weight)
+    outputs = [[torch.empty(800), torch.empty(3)] for _ in range(2)]
+    dist.all_gather_coalesced(outputs, [torch.full((800,), mine), torch.full((3,), mine)])
+    integers, floats = torch.empty(500, dtype=torch.int64), torch.empty(500)
+    dist.reduce_scatter(integers, [torch.ones(500, dtype=torch.int64)] * 2)
+    with ltp.reliable():
+        dist.reduce_scatter(floats, [torch.ones(500)] * 2)
+    return {
+        "transposed": (transposed.flatten().tolist(), transposed.is_leaf, transposed.is_contiguous()),
+        "parameter": weight.tolist(),
+        "coalesced": [[tensor.sum().item() for tensor in pair] for pair in outputs],
+        "reliable pieces": [integers.sum().item(), floats.sum().item()],
+    }
+
+
+def test_odd_tensors_lose_what_they_must(processes: Callable) -> None:
+    """Of (50, 40) elements each rank owns half of the rows. What is lost is no step of autograd."""
+    answers = processes(2, on_rank_send_odd_tensors)
+    for rank, answer in enumerate(answers):
+        assert answer["transposed"] == ([1.0] * 1000 + [10.0] * 1000, True, False)
+        assert answer["parameter"] == [1.0] * 1000
+        assert answer["reliable pieces"] == [1000, 1000.0]
+        others = [0.0, 3.0 * (1 + 9 * (1 - rank))]  # 800 floats are lost, three are less than a packet
+        assert answer["coalesced"][1 - rank] == others
+        assert answer["coalesced"][rank] == [800.0 * (1 + 9 * rank), 3.0 * (1 + 9 * rank)]

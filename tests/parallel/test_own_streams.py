@@ -1,11 +1,11 @@
-"""Streams of the ranks' own: what each rank computes, and what the models of them are."""
+"""Streams of the ranks' own: what each rank computes, what the models of them are, and how far apart they are."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import GPT2LMHeadModel
 
 import lossytp as ltp
@@ -13,34 +13,23 @@ from lossytp.parallel.own_streams import (
     OwnStreams,
     PerRank,
     SharedDropout,
+    stream_distance,
 )
 from tests.parallel.conftest import (
     NUM_EXAMPLES,
     NUM_LAYERS,
     NUM_TOKENS,
-    VOCABULARY,
     WIDTH,
     relative_error,
     tiny_batch,
     tiny_gpt2,
-    training_losses,
 )
-from tests.parallel.dense_comparison import every_kind, logits_of, on_own_streams
-from tests.parallel.rank_by_rank import training_loss
-from tests.parallel.sharing_modes import by_rank, parallel, parameters
-
-
-@every_kind
-@on_own_streams
-def test_the_training_loss_is_the_mean_over_ranks_and_each_has_its_logits(mode: str, kind: str) -> None:
-    batch = tiny_batch(kind, padded=True)
-    output = parallel(tiny_gpt2(kind), 0.1, mode)(**batch)
-    of_example = (NUM_TOKENS, VOCABULARY) if kind == "language model" else (3,)
-    assert output.rank_logits.shape == (4, NUM_EXAMPLES, *of_example)
-    assert torch.equal(output.logits, output.rank_logits[0])
-    losses = [training_loss(logits, batch).item() for logits in output.rank_logits]
-    assert max(losses) - min(losses) > 1e-4
-    assert output.loss.item() == pytest.approx(sum(losses) / 4, rel=1e-6)
+from tests.parallel.sharing_modes import (
+    every_kind,
+    logits_of,
+    on_own_streams,
+    parallel,
+)
 
 
 @every_kind
@@ -178,18 +167,6 @@ def test_a_ranks_copy_works_on_its_own_stream_alone() -> None:
     assert [relative_error(*pair) > 1e-3 for pair in zip(after, before, strict=True)] == [False, False, True, True]
 
 
-@on_own_streams
-def test_with_losses_copies_drift_only_where_they_are_own(mode: str) -> None:
-    dense, batch = tiny_gpt2(), tiny_batch()
-    model = parallel(dense, 0.1, mode)
-    training_losses(model, batch, steps=2)
-    each = by_rank(model, dense, parameters(model))
-    assert len(each) == (4 if mode == "own copies" else 1)
-    for of_rank in each[1:]:
-        assert not torch.equal(of_rank["transformer.ln_f.weight"], each[0]["transformer.ln_f.weight"])
-    assert model.lm_head.weight is model.transformer.wte.weight
-
-
 # --- what the classes are
 
 
@@ -218,15 +195,49 @@ def test_a_class_of_the_callers_own_has_streams_too() -> None:
     assert torch.equal(model(**tiny_batch()).rank_logits, expected.rank_logits)
 
 
-def test_a_per_rank_module_is_each_ranks_own() -> None:
-    linear = nn.Linear(3, 2).double()
-    each = PerRank(linear, 3)
-    with torch.no_grad():
-        each.weight += torch.arange(3.0).view(3, 1, 1)
-    x = torch.randn(6, 3, dtype=torch.float64)
-    y = each(x)
-    for rank in range(3):
-        mine = slice(2 * rank, 2 * rank + 2)
-        torch.testing.assert_close(y[mine], functional.linear(x[mine], linear.weight + rank, linear.bias))
-    assert torch.equal(each.first().weight, linear.weight)
-    assert each.first() is not linear
+@on_own_streams
+def test_distance_is_zero_without_losses_and_grows_with_them(mode: str) -> None:
+    dense, batch, found = tiny_gpt2(), tiny_batch(), []
+    for loss_rate in (0.0, 0.01, 0.05, 0.2):
+        model = parallel(dense, loss_rate, mode)
+        with torch.no_grad(), stream_distance(model) as distance:
+            for _ in range(3):
+                model(**batch)
+        found.append(distance())
+    assert found[0] == [0.0] * NUM_LAYERS
+    for less, more in itertools.pairwise(found):
+        assert len(more) == NUM_LAYERS
+        assert all(a < b for a, b in zip(less, more, strict=True))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_distance_is_that_of_the_streams_from_their_mean(checkpointing: bool) -> None:
+    """Over two passes of different batches: squares add up."""
+    model, squares = parallel(tiny_gpt2(), 0.1, "own streams"), torch.zeros(NUM_LAYERS, 2, dtype=torch.float64)
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    with stream_distance(model) as distance:
+        for batch in (tiny_batch(), {name: tensor[:2] for name, tensor in tiny_batch().items()}):
+            output = model(**batch, output_hidden_states=True)
+            for layer, hidden in enumerate(output.hidden_states[1:-1]):  # the last is behind ln_f
+                each = hidden.detach().view(4, -1)
+                mean = each.mean(0)
+                squares[layer, 0] += sum((stream - mean).norm() ** 2 for stream in each) / 4
+                squares[layer, 1] += mean.norm() ** 2
+            if checkpointing:
+                output.loss.backward()
+    expected = (squares[:-1, 0] / squares[:-1, 1]).sqrt().tolist()
+    assert distance()[:-1] == pytest.approx(expected, rel=1e-12)
+    assert distance()[-1] > 0
+    before = distance()
+    model(**tiny_batch())
+    assert distance() == before, "nothing is measured after the block"
+
+
+def test_distance_needs_streams_of_the_ranks_own() -> None:
+    for mode in ("shared", "sequence, lossy gather"):
+        with (
+            pytest.raises(ValueError, match="reliable_gather = False"),
+            stream_distance(parallel(tiny_gpt2(), 0.1, mode)),
+        ):
+            pass

@@ -131,14 +131,6 @@ def test_clipped_gradients_of_a_pipeline_are_those_of_the_dense_model(processes:
     assert gradient_error(clipped, {name: gradient / 3 for name, gradient in expected.items()}) < 1e-9
 
 
-def test_a_parameter_without_a_gradient_counts_for_nothing() -> None:
-    layer = torch.nn.Linear(2, 2)
-    layer.weight.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
-    assert clip_gradients_(layer, 2.5, Layout(), network(0.0)) == 5
-    assert layer.weight.grad.tolist() == [[1.5, 0.0], [0.0, 2.0]]
-    assert layer.bias.grad is None
-
-
 # --- drift
 
 
@@ -281,3 +273,23 @@ def test_merged_counters_hold_what_any_process_sent_once(processes: Callable) ->
 def test_processes_that_lost_different_packets_do_not_merge(processes: Callable) -> None:
     for message in processes(2, on_rank_merge, True):
         assert message.startswith("processes disagree on the traffic of ('training', Site(layer=0, module='mlp'")
+
+
+def on_rank_clip_drifting() -> tuple[list[float], list[float], float]:
+    """Norms of two ranks of one replica whose gradients lost different packets, and how far they drift."""
+    lossy = network(0.05)
+    layout = join(lossy, tensor_parallel_size=2, data_parallel_size=2)
+    model = spread(tiny_gpt2("classifier"), lossy, layout, "lossytp", "ddp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(**tiny_batch("classifier")).loss.backward()
+    norm = clip_gradients_(model, 1.0, layout, lossy)
+    after = clip_gradients_(model, None, layout, lossy)
+    optimizer.step()
+    return gathered(norm, lossy), gathered(after, lossy), replica_drift(model, layout, lossy)
+
+
+def test_tensor_parallel_ranks_clip_alike_where_their_copies_differ(processes: Callable) -> None:
+    for norms, after, drift in processes(4, on_rank_clip_drifting):
+        assert (norms[0], norms[2]) == (norms[1], norms[3])
+        assert after == pytest.approx([1.0] * 4)
+        assert drift > 1e-4, "the control: their gradients lost different packets"

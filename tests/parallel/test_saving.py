@@ -1,7 +1,6 @@
 """A tensor-parallel model saves itself as transformers' own, which reads it back."""
 
 import copy
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from transformers import (
 import lossytp as ltp
 from lossytp.parallel.convert import gather
 from tests.parallel.conftest import bernoulli, tiny_batch, tiny_gpt2
-from tests.parallel.converted_gpt2 import assert_same_steps, lossy, two_steps
 from tests.parallel.families import tiny
+from tests.parallel.sharing_modes import assert_same_steps, lossy, two_steps
 
 KINDS = {
     "language model": (AutoModelForCausalLM, GPT2LMHeadModel),
@@ -47,15 +46,19 @@ def assert_same_weights(loaded: Any, expected: Any) -> None:
     assert all(torch.equal(state[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "tied"), [("language model", True), ("language model", False), ("classifier", True)])
 @pytest.mark.parametrize("how", WAYS, ids=["one stream", "own streams", "own copies"])
-def test_what_is_saved_is_read_back_bitwise(kind: str, how: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_saved_is_read_back_bitwise(kind: str, tied: bool, how: dict[str, Any], tmp_path: Path) -> None:
     auto, plain = KINDS[kind]
-    model = trained(kind, how)
-    model.save_pretrained(tmp_path)
+    model = trained(kind, how, tie_word_embeddings=tied)
+    other = copy.deepcopy(model)  # a copy saves itself
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.weight.zero_()
+    other.save_pretrained(tmp_path, state_dict=None, is_main_process=True)  # as transformers' Trainer does
     loaded = auto.from_pretrained(tmp_path, dtype=torch.float64)
     assert type(loaded) is plain
-    assert_same_weights(loaded, gather(model))
+    assert_same_weights(loaded, gather(other))
+    assert kind == "classifier" or (loaded.lm_head.weight is loaded.transformer.wte.weight) is tied
     assert loaded.config.architectures == [plain.__name__]
     assert (tmp_path / "model.safetensors").is_file()
 
@@ -68,44 +71,10 @@ def test_a_model_in_half_precision_is_saved_in_it(tmp_path: Path) -> None:
     assert_same_weights(GPT2LMHeadModel.from_pretrained(tmp_path), dense)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_tied_weights_stay_tied_and_others_apart(tied: bool, tmp_path: Path) -> None:
-    model = trained(tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path)
-    loaded = GPT2LMHeadModel.from_pretrained(tmp_path, dtype=torch.float64)
-    assert (loaded.lm_head.weight is loaded.transformer.wte.weight) is tied
-    assert_same_weights(loaded, gather(model))
-
-
 def test_saving_changes_nothing_and_sends_nothing(tmp_path: Path) -> None:
     model, plain = (lossy(tiny_gpt2(), 0.2) for _ in range(2))
     model.save_pretrained(tmp_path)
     assert_same_steps(two_steps(model), two_steps(plain))
-
-
-def test_it_is_saved_as_transformers_trainer_calls_it(tmp_path: Path) -> None:
-    """As its `_save` does."""
-    model = trained()
-    model.save_pretrained(tmp_path, state_dict=None, is_main_process=True)
-    assert_same_weights(GPT2LMHeadModel.from_pretrained(tmp_path, dtype=torch.float64), gather(model))
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-@pytest.mark.parametrize("how", WAYS[:2], ids=["one stream", "own streams"])
-def test_a_copy_saves_itself_and_has_a_network_of_its_own(copied: Any, how: dict[str, Any], tmp_path: Path) -> None:
-    model = trained(how=how)
-    other = copied(model)
-    assert type(other) is type(model)
-    with torch.no_grad():
-        other.transformer.h[0].attn.c_attn.weight.zero_()
-    other.save_pretrained(tmp_path)
-    loaded = GPT2LMHeadModel.from_pretrained(tmp_path)
-    assert loaded.transformer.h[0].attn.c_attn.weight.abs().max() == 0
-    network, own = (each.transformer.h[0].attn.c_attn.collective.network for each in (model, other))
-    sent = network.summary("training")["packets"]
-    other(**tiny_batch())
-    assert own.summary("training")["packets"] > sent
-    assert network.summary("training")["packets"] == sent
 
 
 def test_a_class_of_the_callers_own_is_saved_too(tmp_path: Path) -> None:
@@ -175,18 +144,6 @@ def test_transformers_trainer_resumes_its_checkpoint(tmp_path: Path) -> None:
     assert unbroken[3] < unbroken[0]
 
 
-def test_shards_are_not_saved(tmp_path: Path) -> None:
-    model = lossy(tiny_gpt2(), 0.1)
-    with pytest.raises(ValueError, match=r"^state_dict has \d+ tensors, but a tensor-parallel model .*: leave it out$"):
-        model.save_pretrained(tmp_path / "folder", state_dict=model.state_dict())
-    assert not (tmp_path / "folder").exists()
-
-
-def test_only_the_main_process_writes(tmp_path: Path) -> None:
-    lossy(tiny_gpt2(), 0.1).save_pretrained(tmp_path / "folder", is_main_process=False)
-    assert not (tmp_path / "folder").exists()
-
-
 def save_on_every_process(folder: str) -> list[str]:
     dist.init_process_group("gloo")
     try:
@@ -204,3 +161,11 @@ def save_on_every_process(folder: str) -> list[str]:
 
 def test_every_process_gathers_and_the_first_one_writes(processes: Callable, tmp_path: Path) -> None:
     assert processes(2, save_on_every_process, str(tmp_path)) == [["by rank 0"]] * 2
+
+
+def test_nothing_is_written_by_another_process_or_of_shards(tmp_path: Path) -> None:
+    model = lossy(tiny_gpt2(), 0.1)
+    model.save_pretrained(tmp_path / "folder", is_main_process=False)
+    with pytest.raises(ValueError, match=r"^state_dict has "):
+        model.save_pretrained(tmp_path / "folder", state_dict=model.state_dict())
+    assert not (tmp_path / "folder").exists()

@@ -19,63 +19,39 @@ from tests.parallel.backend_reference import Reference, network
 from tests.parallel.operations import new_group, whole_numbers
 
 
-def on_rank_reduce_asynchronously() -> list[bool]:
-    """Their results lose packets too, once each, and the links are drawn in the order of the calls."""
-    lossy = network()
-    ltp.init_process_group(lossy, algorithm="ring", reliable_gather=False)
-    reference = Reference(3, dist.group.WORLD, "ring", "zero", False)
+def on_rank_begin(gathers: bool) -> list[bool]:
+    """The results lose packets once each, and the links are drawn in the order of the calls."""
+    lossy, repair = network(), "rescale" if gathers else "zero"
+    ltp.init_process_group(lossy, algorithm="ring", repair=repair, reliable_gather=False)
+    reference = Reference(3, dist.group.WORLD, "ring", repair, False)
     messages = [[whole_numbers(rank, size).tolist() for rank in range(2)] for size in (800, 900, 1000)]
-    totals = [torch.tensor(parts[dist.get_rank()]) for parts in messages]
-    works = [dist.all_reduce(total, async_op=True) for total in totals]
+    mine = [torch.tensor(parts[dist.get_rank()]) for parts in messages]
+    results = [torch.empty(2 * len(x)) for x in mine] if gathers else mine
+    works = [
+        dist.all_gather_into_tensor(result, x, async_op=True) if gathers else dist.all_reduce(x, async_op=True)
+        for result, x in zip(results, mine, strict=True)
+    ]
     drawn = lossy.state_dict()
     works[2].wait()  # in another order than begun
     works[0].get_future().wait()
     while not works[1].is_completed():
         pass
-    once = [total.tolist() for total in totals]
+    once = [result.tolist() for result in results]
     for work in works:
         work.wait()
         work.get_future().wait()
     return [
-        once == [reference.sum(parts) for parts in messages],
-        once == [total.tolist() for total in totals],
+        once == [(reference.gather if gathers else reference.sum)(parts) for parts in messages],
+        once == [result.tolist() for result in results],
         lossy.state_dict() == drawn,
         all(work.is_completed() for work in works),
     ]
 
 
-def test_an_asynchronous_sum_is_lossy_both_ways_once_and_in_the_order_of_the_calls(processes: Callable) -> None:
-    assert processes(2, on_rank_reduce_asynchronously) == [[True] * 4] * 2
-
-
-def on_rank_gather_asynchronously() -> list[bool]:
-    lossy = network()
-    ltp.init_process_group(lossy, repair="rescale")
-    reference = Reference(3, dist.group.WORLD, "direct", "rescale")
-    messages = [[whole_numbers(rank, size).tolist() for rank in range(2)] for size in (800, 900, 1000)]
-    outputs = [torch.empty(2 * len(shards[0])) for shards in messages]
-    works = [
-        dist.all_gather_into_tensor(output, torch.tensor(shards[dist.get_rank()]), async_op=True)
-        for output, shards in zip(outputs, messages, strict=True)
-    ]
-    drawn = lossy.state_dict()
-    works[2].wait()  # in another order than begun
-    works[0].get_future().wait()
-    works[1].wait()
-    once = [output.tolist() for output in outputs]
-    for work in works:
-        work.wait()
-        work.get_future().wait()
-    return [
-        once == [reference.gather(shards) for shards in messages],
-        once == [output.tolist() for output in outputs],
-        lossy.state_dict() == drawn,
-        all(work.is_completed() for work in works),
-    ]
-
-
-def test_an_asynchronous_gather_loses_once_and_in_the_order_of_the_calls(processes: Callable) -> None:
-    assert processes(2, on_rank_gather_asynchronously) == [[True] * 4] * 2
+@pytest.mark.parametrize("gathers", [False, True], ids=["sums", "gathers"])
+def test_an_asynchronous_operation_loses_once_and_in_the_order_of_the_calls(processes: Callable, gathers: bool) -> None:
+    """Whether it was waited for, its future was, or it was asked until it had ended."""
+    assert processes(2, on_rank_begin, gathers) == [[True] * 4] * 2
 
 
 class _FakeWork:
