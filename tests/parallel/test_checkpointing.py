@@ -32,6 +32,7 @@ from tests.parallel.sharing_modes import (
         ("shared", "local"),
         ("own copies", "local"),
         ("own streams", "hadamard(8)"),
+        *(("shared", f"protect(0.1) + {other}") for other in ("hadamard(8)", "stale")),
         ("sequence, lossy gather", "retransmit(1)"),
     ],
     ids=lambda value: value,

@@ -286,6 +286,8 @@ def test_bf16_on_the_wire_rounds_what_is_sent_and_fits_four_times_as_much_in_a_p
         packets.append(network.report()["packets"].tolist())
     assert packets == [[4 * D] * 4, [D] * 4]
     assert 1e-4 < relative_error(*results) < 1e-2
+    first = [column(collective(wire_dtype=wire_dtype))(randn(B, T, D)) for wire_dtype in (None, "bf16")]
+    assert torch.equal(*first), "a column-parallel layer sends nothing forward"
     summed = results[1] - randn(D, seed=14)  # the bias is added after
     assert relative_error(summed, summed.bfloat16().double()) < 1e-15
 

@@ -141,20 +141,6 @@ def test_without_losses_it_is_as_over_gloo(processes: Callable, name: str, backe
     assert processes(2, on_rank_run, name, backend) == processes(2, on_rank_run, name, "gloo")
 
 
-def on_rank_describe() -> tuple:
-    start("lossy")
-    group: Any = dist.group.WORLD
-    group.monitored_barrier(timedelta(seconds=30))
-    group.get_group_store().set("key", "value")
-    devices = sorted(dist.distributed_c10d._device_capability(group))
-    return devices, group._get_sequence_number_for_group() > 0, group.get_group_store().get("key"), group.group_name
-
-
-def test_the_group_has_devices_a_store_and_monitored_barriers(processes: Callable) -> None:
-    for devices, sequence, value, name in processes(2, on_rank_describe):
-        assert (devices, sequence, value, name) == (["cpu", "cuda"], True, b"value", "0")
-
-
 def on_rank_sum_sparse_ones() -> float:
     ltp.init_process_group(network(1.0))
     x_N = torch.sparse_coo_tensor([list(range(100))], torch.ones(100), (100,))

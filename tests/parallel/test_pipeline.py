@@ -4,7 +4,6 @@ Shapes: B examples, T tokens.
 """
 
 import gc
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +28,6 @@ from tests.parallel.conftest import (
     tiny_gpt2,
 )
 from tests.parallel.distributed_models import WIRE, network
-
-pytestmark = pytest.mark.slow
 
 NUM_MICROBATCHES = 3
 ROOM = (WIRE.mtu_bytes - WIRE.header_bytes) // 8  # elements of float64 in a packet
@@ -215,8 +212,7 @@ def pipeline(model: Any, num_stages: int, schedule: str = "gpipe", num_microbatc
 
 
 def test_too_few_microbatches_are_refused() -> None:
-    message = "pipeline_microbatches = 2 is below the 3 stages, which 1f1b cannot keep busy: give 3 or more, or gpipe"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=r"^pipeline_microbatches = 2 "):
         pipeline(classifier(3), 3, "1f1b", 2)
 
 

@@ -202,149 +202,6 @@ def test_a_plan_for_the_mlp_alone_asks_nothing_of_heads() -> None:
 GEMMA4 = {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97}
 
 
-def with_adapters() -> PreTrainedModel:
-    """A Llama with what peft puts in the place of a linear layer."""
-    model = tiny("llama")
-    model.model.layers[0].self_attn.q_proj.lora_A = nn.ModuleDict()
-    return model
-
-
-@pytest.mark.parametrize(
-    ("plan", "error", "message"),
-    [
-        ("auto", TypeError, "plan = 'auto' is of type str, not Mapping: give"),
-        (["q_proj"], TypeError, "plan = ['q_proj'] is of type list, not Mapping: "),
-        ({"layers.*.mlp.up_proj": ColwiseParallel()}, TypeError, "is of type ColwiseParallel, not str: give the name"),
-        ({1: "colwise"}, TypeError, "plan's pattern = 1 is of type int, not str: "),
-        ({f"model.{pattern}": style for pattern, style in STABLELM.items()}, ValueError, "and without 'model.'"),
-        (
-            {**STABLELM, "layers.*.mlp.gate": "colwise"},
-            ValueError,
-            "the plan's pattern 'layers.*.mlp.gate' names no mod",
-        ),
-        ({"blocks.*.up": "colwise"}, ValueError, "names no module of LlamaForCausalLM: write it as in"),
-        ({}, ValueError, "names no module of LlamaForCausalLM: write it as in"),
-        (
-            {"layers.*.mlp.up_proj": "colwise"},
-            ValueError,
-            "the plan shards block 0's mlp not both by outputs and by in",
-        ),
-        (
-            {"layers.*.input_layernorm": "replicated_with_grad_allreduce"},
-            ValueError,
-            "not both by outputs and by inputs",
-        ),
-        (
-            {**STABLELM, "layers.*.mlp.up_proj": "colwise:x"},
-            ValueError,
-            "style 'colwise:x' of layers.0.mlp.up_proj is not",
-        ),
-        (
-            {**STABLELM, "layers.*.mlp.up_proj": "colwise:0"},
-            ValueError,
-            "style 'colwise:0' of layers.0.mlp.up_proj is not",
-        ),
-        ({"layers.*.mlp.act_fn": "colwise"}, TypeError, "layers.0.mlp.act_fn is of type SiLUActivation, not a dense"),
-    ],
-)
-def test_a_plan_that_does_not_fit_is_refused_in_one_line(plan: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=re.escape(message)) as refusal:
-        ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2, plan=plan)
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "how", "error", "message"),
-    [
-        (with_adapters, {}, TypeError, "LlamaForCausalLM has adapters, which are not sharded: give its merge_and_unl"),
-        (
-            lambda: tiny("mixtral"),
-            {"plan": dict.fromkeys(["layers.*.mlp.experts"], "ep_dispatch_experts")},
-            ValueError,
-            "style 'ep_dispatch_experts' of layers.0.mlp.experts is not supported: give plan with the styles colwise, "
-            "colwise_gather_output, rowwise, rowwise_split_input, replicated_with_grad_allreduce, moe_tp_experts; "
-            "expert parallelism is not supported",
-        ),
-        (
-            lambda: tiny("mixtral"),
-            {"plan": {"layers.*.mlp.experts": "moe_tp_experts", "layers.*.mlp.experts.gate_up_proj": "packed_rowwise"}},
-            ValueError,
-            "style 'packed_rowwise' of layers.0.mlp.experts.gate_up_proj is not supported: give a plan where the "
-            "experts' weights are colwise, packed_colwise, rowwise",
-        ),
-        (
-            lambda: tiny("mixtral"),
-            {
-                "plan": {
-                    "layers.*.mlp.experts": "moe_tp_experts",
-                    "layers.*.mlp.experts.gate_up_proj": "colwise",
-                    "layers.*.mlp.experts.down_proj": "rowwise",
-                }
-            },
-            ValueError,
-            "the plan splits layers.0.mlp.experts into slices of different units ({'gate_up_proj': 192, "
-            "'down_proj': 96}): give packed_colwise",
-        ),
-        (
-            lambda: tiny("mixtral", intermediate_size=97),
-            {},
-            ValueError,
-            "tensor_parallel_size = 2 does not divide the 97 units of layers.0.mlp.experts: choose a divisor",
-        ),
-        (
-            lambda: tiny("mixtral"),
-            {"reliable_gather": False, "own_copies": True},
-            ValueError,
-            "own_copies = True for MixtralForCausalLM, whose ranks share the routers of experts: leave it out",
-        ),
-        (
-            lambda: tiny("doge"),
-            {},
-            ValueError,
-            "layers.0.self_attn of DogeForCausalLM has parameters of its own (A), which no style splits: give a plan",
-        ),
-        (
-            lambda: tiny("llama", num_attention_heads=12, hidden_size=96),
-            {"tensor_parallel_size": 6},
-            ValueError,
-            "tensor_parallel_size = 6 does not divide the model's 12 heads and its 4 key-value heads and its MLP of "
-            "96: choose one of 1, 2, 4, 12",
-        ),
-        (
-            lambda: tiny("qwen3"),
-            {"reliable_gather": False, "own_copies": True},
-            ValueError,
-            "own_copies = True for Qwen3ForCausalLM, whose ranks sum the gradients of replicated norms: leave it out",
-        ),
-        (
-            lambda: tiny("starcoder2", residual_dropout=0.1),
-            {"reliable_gather": False},
-            ValueError,
-            "residual_dropout = 0.1 does not work with reliable_gather = False, because Starcoder2ForCausalLM would "
-            "drop other elements on each rank: load the model with residual_dropout = 0",
-        ),
-        (
-            lambda: ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2),
-            {},
-            TypeError,
-            "the model is tensor-parallel already: give the dense model, or gather() it first",
-        ),
-        (
-            lambda: tiny("llama").model,
-            {},
-            TypeError,
-            "LlamaModel cannot be parallelized: give a GPT2LMHeadModel or LlamaForCausalLM",
-        ),
-    ],
-)
-def test_what_a_plan_cannot_do_is_refused_in_one_line(
-    model: Callable, how: dict, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=re.escape(message)) as refusal:
-        ltp.parallelize(model(), bernoulli(0.0), **{"tensor_parallel_size": 2} | how)
-    assert "\n" not in str(refusal.value)
-
-
 def test_the_blocks_and_plan_of_every_model() -> None:
     assert plan_of(tiny_gpt2()) == GPT2_PLAN
     assert plan_of(tiny("llama")) == AutoConfig.for_model("llama").base_model_tp_plan
@@ -381,3 +238,79 @@ def test_attention_that_ignores_the_number_of_key_value_heads_has_no_copies() ->
     parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=8)
     ids = tiny_batch()["input_ids"]
     assert relative_error(parallel(input_ids=ids).logits, dense(input_ids=ids).logits) < 1e-9
+
+
+MIXTRAL = {"layers.*.mlp.experts": "moe_tp_experts", "layers.*.mlp.experts.gate_up_proj": "packed_rowwise"}
+UNEVEN = {**MIXTRAL, "layers.*.mlp.experts.gate_up_proj": "colwise", "layers.*.mlp.experts.down_proj": "rowwise"}
+STREAMS = {"reliable_gather": False}
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "message"),
+    [
+        ("auto", TypeError, "plan = 'auto' is of type str"),
+        ({"layers.*.mlp.up_proj": ColwiseParallel()}, TypeError, "is of type ColwiseParallel, not str"),
+        ({1: "colwise"}, TypeError, "plan's pattern = 1 is of type int"),
+        ({f"model.{pattern}": style for pattern, style in STABLELM.items()}, ValueError, "and without 'model.'"),
+        ({**STABLELM, "layers.*.mlp.gate": "colwise"}, ValueError, "the plan's pattern 'layers.*.mlp.gate'"),
+        ({}, ValueError, "names no module of LlamaForCausalLM"),
+        (
+            {"layers.*.mlp.up_proj": "colwise"},
+            ValueError,
+            "the plan shards block 0's mlp not both by outputs and by in",
+        ),
+        (
+            {"layers.*.input_layernorm": "replicated_with_grad_allreduce"},
+            ValueError,
+            "not both by outputs and by inputs",
+        ),
+        ({**STABLELM, "layers.*.mlp.up_proj": "colwise:x"}, ValueError, "style 'colwise:x' of layers.0.mlp.up_proj"),
+        ({**STABLELM, "layers.*.mlp.up_proj": "colwise:0"}, ValueError, "style 'colwise:0' of layers.0.mlp.up_proj"),
+        ({"layers.*.mlp.act_fn": "colwise"}, TypeError, "layers.0.mlp.act_fn is of type SiLUActivation"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(plan: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "how", "message"),
+    [
+        (
+            "mixtral",
+            {},
+            {"plan": dict.fromkeys(["layers.*.mlp.experts"], "ep_dispatch_experts")},
+            "style 'ep_dispatch_",
+        ),
+        ("mixtral", {}, {"plan": MIXTRAL}, "style 'packed_rowwise' of layers.0.mlp.experts.gate_up_proj"),
+        ("mixtral", {}, {"plan": UNEVEN}, "the plan splits layers.0.mlp.experts"),
+        ("mixtral", {"intermediate_size": 97}, {}, "tensor_parallel_size = 2 does not divide the 97 units"),
+        ("mixtral", {}, {**STREAMS, "own_copies": True}, "own_copies = True for MixtralForCausalLM"),
+        ("qwen3", {}, {**STREAMS, "own_copies": True}, "own_copies = True for Qwen3ForCausalLM"),
+        ("doge", {}, {}, "layers.0.self_attn of DogeForCausalLM has parameters of its own (A)"),
+        (
+            "llama",
+            {"num_attention_heads": 12, "hidden_size": 96},
+            {"tensor_parallel_size": 6},
+            "choose one of 1, 2, 4, 12",
+        ),
+        ("starcoder2", {"residual_dropout": 0.1}, STREAMS, "residual_dropout = 0.1"),
+    ],
+)
+def test_what_a_plan_cannot_do_is_refused(family: str, changes: dict, how: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ltp.parallelize(tiny(family, **changes), bernoulli(0.0), **{"tensor_parallel_size": 2} | how)
+
+
+def with_adapters() -> PreTrainedModel:
+    """A Llama with what peft puts in the place of a linear layer."""
+    model = tiny("llama")
+    model.model.layers[0].self_attn.q_proj.lora_A = nn.ModuleDict()
+    return model
+
+
+@pytest.mark.parametrize("model", [with_adapters, lambda: tiny("llama").model])
+def test_models_with_adapters_or_without_a_head_are_refused(model: Callable) -> None:
+    with pytest.raises(TypeError, match=r"^Llama(ForCausalLM has adapters|Model cannot)"):
+        ltp.parallelize(model(), bernoulli(0.0), tensor_parallel_size=2)

@@ -35,102 +35,7 @@ from tests.parallel.conftest import (
 from tests.parallel.distributed_models import join
 from tests.parallel.sharing_modes import COMBINATIONS, MODES, ON_OWN_STREAMS, WIRE
 
-PROCESSES = {
-    "bernoulli": ltp.Bernoulli(loss_rate=0.05),
-    "gilbert-elliott": ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.05, mean_burst_packets=8),
-}
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}  # relative, of training losses
-# transformers computes a language model's training loss in fp32, whatever the model's dtype
 NUM_STEPS = 20
-KINDS = {torch.float64: "classifier", torch.float32: "language model"}
-
-
-def network(process: str = "bernoulli", *, seed: int = 0) -> ltp.LossyNetwork:
-    return ltp.LossyNetwork(PROCESSES[process], seed=seed, wire=ltp.Wire(mtu_bytes=300))
-
-
-def train(lossy: ltp.LossyNetwork, layout: Layout, steps: int, how: dict) -> dict[torch.dtype, dict]:
-    """Whatever must not depend on where the ranks live, by dtype; the network goes on from one to the next."""
-    results = {}
-    for dtype in TOLERANCES:
-        parallel = ltp.parallelize(tiny_gpt2(KINDS[dtype], dtype=dtype), lossy, **how)
-        results[dtype] = {
-            "losses": training_losses(parallel, tiny_batch(KINDS[dtype]), steps=steps),
-            "gathered": ltp.gather(parallel).state_dict(),
-            "drift": replica_drift(parallel, layout, lossy),
-            "replicated": {
-                name: parameter.detach()
-                for name, parameter in parallel.named_parameters()
-                if ".c_" not in name or name.endswith("c_proj.bias")
-            },
-            "table": lossy.report(),
-            "state": lossy.state_dict(),
-        }
-    return results
-
-
-def on_rank_train(process: str, seed: int, steps: int, how: dict) -> dict[torch.dtype, dict]:
-    lossy = network(process, seed=seed)
-    return train(lossy, join(lossy, tensor_parallel_size=how["tensor_parallel_size"]), steps, how)
-
-
-def virtually(process: str, seed: int, steps: int, how: dict) -> dict[torch.dtype, dict]:
-    return train(network(process, seed=seed), Layout(how["tensor_parallel_size"]), steps, how)
-
-
-def relative(actual: list[float], expected: list[float]) -> float:
-    return max(abs(a - e) / e for a, e in zip(actual, expected, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("size", "algorithm", "process"), [(2, "sender", "gilbert-elliott"), (4, "direct", "bernoulli")]
-)
-def test_two_processes_train_as_virtual_ranks_do(processes: Callable, size: int, algorithm: str, process: str) -> None:
-    how = {"tensor_parallel_size": size, "algorithm": algorithm}
-    answers = processes(2, on_rank_train, process, 0, NUM_STEPS, how)
-    virtual = virtually(process, 0, NUM_STEPS, how)
-    for dtype, tolerance in TOLERANCES.items():
-        expected = virtual[dtype]
-        table = expected["table"]
-        assert 0.03 < table["lost"].sum() / table["packets"].sum() < 0.07
-        assert set(table["src"]) == set(range(size))
-        assert len(table) == NUM_LAYERS * 2 * 2 * size * (1 if algorithm == "sender" else size - 1)
-        assert table["lost"].gt(0).all(), "somebody loses something at every site and on every link"
-        for answer in (answer[dtype] for answer in answers):
-            assert len(answer["losses"]) == NUM_STEPS
-            assert relative(answer["losses"], expected["losses"]) < tolerance
-            assert answer["table"].equals(table)
-            assert answer["state"] == expected["state"], "also every link's, and the number of lossy messages"
-            assert answer["drift"] == 0
-            assert answer["gathered"].keys() == expected["gathered"].keys()
-            for name, tensor in expected["gathered"].items():
-                assert (answer["gathered"][name] - tensor).norm() < 1000 * tolerance * tensor.norm(), name
-        first, second = (answer[dtype] for answer in answers)
-        assert first["losses"] == second["losses"]
-        assert len(first["replicated"]) == 6 * NUM_LAYERS + 4 + (KINDS[dtype] == "classifier"), "its head"
-        assert all(torch.equal(tensor, second["replicated"][name]) for name, tensor in first["replicated"].items())
-
-
-@pytest.mark.parametrize("wire_dtype", ["int8", "fp8", "int4"])
-def test_blocks_with_scales_are_those_of_virtual_ranks(processes: Callable, wire_dtype: str) -> None:
-    """In float64, where no sum is so close to the middle of two numbers that the order of its terms decides."""
-    how = {"tensor_parallel_size": 4, "wire_dtype": wire_dtype}
-    expected = virtually("bernoulli", 0, 10, how)[torch.float64]
-    plain = virtually("bernoulli", 0, 10, {"tensor_parallel_size": 4})[torch.float64]
-    assert expected["table"]["packets"].sum() < 0.3 * plain["table"]["packets"].sum()
-    assert relative(expected["losses"], plain["losses"]) > 1e-4
-    for answer in processes(2, on_rank_train, "bernoulli", 0, 10, how):
-        assert relative(answer[torch.float64]["losses"], expected["losses"]) < 1e-9
-        assert answer[torch.float64]["table"].equals(expected["table"])
-
-
-def test_another_seed_gives_other_curves(processes: Callable) -> None:
-    """Control of the test above, also of its tolerance: curves of one seed are not equal because all are."""
-    how = {"tensor_parallel_size": 2}
-    expected = virtually("bernoulli", 0, 5, how)[torch.float64]
-    for answer in processes(2, on_rank_train, "bernoulli", 1, 5, how):
-        assert relative(answer[torch.float64]["losses"], expected["losses"]) > 1e-4
-        assert not answer[torch.float64]["table"].equals(expected["table"])
 
 
 # --- the losses of a recomputed pass, and of evaluation
@@ -260,6 +165,8 @@ def test_each_module_sums_once_each_way_and_adds_its_bias_once(processes: Callab
         }
 
 
+BERNOULLI = ltp.Bernoulli(loss_rate=0.1)
+BURSTS = ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.1, mean_burst_packets=4)
 # mode, and what else `parallelize` is told
 RUNS: list[tuple[str, dict[str, Any]]] = [(mode, {"algorithm": algorithm}) for mode, algorithm in COMBINATIONS]
 REPAIRS = {
@@ -269,6 +176,8 @@ REPAIRS = {
 }
 RUNS += [(mode, {"algorithm": "ring", "repair": repair}) for mode, repairs in REPAIRS.items() for repair in repairs]
 RUNS += [("own copies", {"control": "noise"})]
+RUNS += [("shared", {"wire_dtype": wire_dtype}) for wire_dtype in ("int8", "fp8", "int4")]
+RUNS += [(mode, {"algorithm": "direct", "process": BURSTS}) for mode in ("shared", "own streams")]
 # what is done to own copies before, or after, a step
 RUNS += [("own copies", {"synchronising": how}) for how in ("reliable", "lossy", "resynchronise")]
 RUNS += [("own copies", {"algorithm": "direct", "repair": "stale", "synchronising": "lossy"})]
@@ -284,10 +193,10 @@ def small_batch() -> dict[str, torch.Tensor]:
 
 
 def train_in_mode(
-    layout: Layout, mode: str, *, synchronising: str = "none", steps: int = NUM_STEPS, **how: Any
+    layout: Layout, mode: str, *, synchronising: str = "none", process: Any = BERNOULLI, **how: Any
 ) -> dict:
     """Whatever must not depend on where the ranks live."""
-    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1), seed=2, wire=WIRE)
+    network = ltp.LossyNetwork(process, seed=2, wire=ltp.Wire(elements=32) if "wire_dtype" in how else WIRE)
     size = layout.tensor_parallel_size
     dense = small_gpt2(embd_pdrop=0.1, resid_pdrop=0.1)
     group = layout.tensor_group()
@@ -295,7 +204,7 @@ def train_in_mode(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     results: dict[str, Any] = {"losses": [], "norms": []}
     torch.manual_seed(7)
-    for step in range(steps):
+    for step in range(NUM_STEPS):
         optimizer.zero_grad()
         loss = model(**small_batch()).loss
         loss.backward()
@@ -309,7 +218,7 @@ def train_in_mode(
         results["losses"].append(mean_over_processes(loss.item(), network))
     results["drift"] = replica_drift(model, layout, network)
     if mode in ON_OWN_STREAMS:
-        with torch.no_grad(), stream_distance(model.eval()) as distance, network.evaluation(steps):
+        with torch.no_grad(), stream_distance(model.eval()) as distance, network.evaluation(NUM_STEPS):
             output = model(**small_batch())
         results |= {"distance": distance(), "logits": output.logits, "rank_logits": output.rank_logits}
     results["gathered"] = ltp.gather(model).state_dict()
@@ -419,3 +328,7 @@ def test_a_process_has_the_mean_over_its_ranks_until_it_is_synchronised(processe
         assert torch.equal(answer["after"][1], answer["before"][1])
         assert answer["error"].startswith("lossy = True needs ranks with copies of their own")
     assert relative_error(first["before"][0], second["before"][0]) > 1e-3
+
+
+def network() -> ltp.LossyNetwork:
+    return ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.05), wire=ltp.Wire(mtu_bytes=300))
