@@ -163,15 +163,9 @@ LOSSY: dict[str, tuple[Callable[..., list[Tensor]], Callable[[Reference, list[li
         lambda x, group: [functional.wait_tensor(functional.all_reduce(x, "sum", group))],
         lambda ref, xs: [ref.sum(xs)],
     ),
-    "all_reduce, coalesced": (
-        all_reduce_coalesced,
-        lambda ref, xs: ref.sums([xs, [x[1:] for x in xs]]),
-    ),
+    "all_reduce, coalesced": (all_reduce_coalesced, lambda ref, xs: ref.sums([xs, [x[1:] for x in xs]])),
     "reduce_scatter": (reduce_scatter, lambda ref, xs: [ref.scatter(xs)]),
-    "reduce_scatter, list": (
-        lambda x, group: reduce_scatter(x, group, listed=True),
-        lambda ref, xs: [ref.scatter(xs)],
-    ),
+    "reduce_scatter, list": (lambda x, group: reduce_scatter(x, group, listed=True), lambda ref, xs: [ref.scatter(xs)]),
     "reduce_scatter, coalesced": (
         reduce_scatter_coalesced,
         lambda ref, xs: [ref.scatter(messages) for messages in _each(xs, _whole, _one_more)],

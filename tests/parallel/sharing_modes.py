@@ -12,13 +12,7 @@ from transformers import PreTrainedModel
 
 import lossytp as ltp
 from lossytp.parallel.replicas import placed
-from tests.parallel.conftest import (
-    bernoulli,
-    gradient_error,
-    gradients,
-    relative_error,
-    tiny_batch,
-)
+from tests.parallel.conftest import bernoulli, gradient_error, gradients, relative_error, tiny_batch
 from tests.parallel.rank_by_rank import training_loss
 
 WIRE = ltp.Wire(mtu_bytes=108)  # 64 bytes of payload: 8 elements of float64

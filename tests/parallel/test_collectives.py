@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import lossytp as ltp
-from lossytp.network import Scope, Site
+from lossytp.network import Scope
 from lossytp.network.losses import Stream
 from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel import collectives as missing
@@ -43,8 +43,6 @@ ALLOWED = [
     if not ("local" in repair and (algorithm == "sender" or phase == "sequence-parallel"))
     and (algorithm, phase) != ("sender", "lossy gather")
 ]
-
-
 PROCESSES = {
     "bernoulli": ltp.Bernoulli(loss_rate=0.25),
     "bursts": ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.25, mean_burst_packets=3),
@@ -260,31 +258,6 @@ def test_what_crosses_a_dead_link_is_stale_forever_and_after_a_good_one_fresh(al
     assert collective.sum_(2 * parts_RN).tolist() != old, "nor of the first size any more"
 
 
-# --- a result of each rank's own, shards, and what is rounded for sending
-
-
-def test_a_sum_is_one_for_all_ranks_or_one_for_each() -> None:
-    parts = torch.ones(240, dtype=torch.float64).view(4, 3, 20)
-    shapes = {}
-    for name, how in {
-        "one stream": {},
-        "own streams": {"reliable_gather": False},
-        "shards": {"sequence_parallel": True},
-        "shards, lossily gathered": {"sequence_parallel": True, "reliable_gather": False},
-    }.items():
-        collective = LossyCollective(bernoulli(0.2), RankGroup(4), CommConfig.named(**how))
-        total = collective.sum_(parts.clone(), unit=20)
-        copies = collective.all_gather(torch.ones(3, 20))
-        how = collective.comm
-        shapes[name] = tuple(total.shape), tuple(copies.shape), how.one_stream, how.own_streams
-    assert shapes == {
-        "one stream": ((3, 20), (4, 3, 20), True, False),
-        "own streams": ((4, 3, 20), (4, 3, 20), False, True),
-        "shards": ((3, 20), (4, 3, 20), False, False),
-        "shards, lossily gathered": ((3, 20), (4, 3, 20), False, False),
-    }
-
-
 def test_a_reliable_gather_copies_nothing_and_a_lossy_one_leaves_its_input_as_it_is() -> None:
     x = torch.ones(40)
     network = bernoulli(1.0)
@@ -296,28 +269,6 @@ def test_a_reliable_gather_copies_nothing_and_a_lossy_one_leaves_its_input_as_it
     ).all_gather(x)
     assert lossy.tolist() == [[1] * 20 + [0] * 20, [0] * 20 + [1] * 20]
     assert x.tolist() == [1] * 40
-
-
-def test_each_phase_is_counted_at_a_site_of_its_own() -> None:
-    site = Site(1, "mlp", "forward")
-    for comm, expected in (
-        (CommConfig(reliable_gather=False), {("all_reduce", "reduce"), ("all_reduce", "gather")}),
-        (
-            CommConfig(sequence_parallel=True, reliable_gather=False),
-            {("reduce_scatter", "reduce"), ("all_gather", "gather")},
-        ),
-    ):
-        network = bernoulli(0.2)
-        collective = LossyCollective(network, RankGroup(2, name="second replica"), comm)
-        total = collective.sum_(torch.ones(2, 1000), site)
-        if comm.sequence_parallel:
-            collective.all_gather(total, site)
-        rows = network.counters.rows()
-        assert {(row["operation"], row["phase"]) for row in rows} == expected
-        assert {tuple(row[name] for name in ("layer", "module", "direction", "group")) for row in rows} == {
-            (1, "mlp", "forward", "second replica")
-        }
-        assert network.counters.summary("training")["messages"]["called"] == 2
 
 
 @pytest.mark.parametrize("phase", ["reduce", "gather"])

@@ -9,14 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from tests.parallel.conftest import (
-    NUM_LAYERS,
-    gradient_error,
-    gradients,
-    tiny_batch,
-    tiny_gpt2,
-    training_losses,
-)
+from tests.parallel.conftest import NUM_LAYERS, gradient_error, gradients, tiny_batch, tiny_gpt2, training_losses
 from tests.parallel.distributed_models import REPLICAS, WIRE, in_replicas, join, network, share, spread, whole
 from tests.parallel.families import tiny
 

@@ -102,18 +102,6 @@ def test_replicas_hold_different_shards_of_the_dense_model(processes: Callable, 
     assert not any(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
-def on_rank_shard_tensors() -> torch.Tensor:
-    ltp.init_process_group(lossy := network(0.0))
-    return ltp.parallelize(both("gpt2")[1], lossy, tensor_parallel_size=2).transformer.h[0].mlp.c_fc.weight.detach()
-
-
-def test_tensor_parallel_processes_hold_different_shards(processes: Callable) -> None:
-    """An earlier study gave all ranks the same ones."""
-    shards = processes(2, on_rank_shard_tensors)
-    assert torch.equal(torch.cat(shards, 1), both("gpt2")[0].transformer.h[0].mlp.c_fc.weight)
-    assert not torch.equal(*shards)
-
-
 def test_a_model_on_the_meta_device_alone_is_refused() -> None:
     with torch.device("meta"):
         layer = nn.Linear(2, 2)

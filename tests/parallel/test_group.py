@@ -1,7 +1,6 @@
 """Who the tensor-parallel ranks are, which process does what, and which TP degrees a model allows."""
 
 import copy
-import dataclasses
 import itertools
 import re
 from collections.abc import Callable
@@ -15,12 +14,6 @@ from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import AXES, Layout, RankGroup, check_divides
 from tests.parallel.conftest import NUM_LAYERS, FakeProcessGroup, bernoulli, gradients, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import join, network, spread
-
-
-def test_a_group_is_a_value() -> None:
-    assert RankGroup(4) == RankGroup(4, "tp") != RankGroup(4, "other")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        RankGroup(4).size = 8  # type: ignore[misc]
 
 
 def test_a_copy_of_a_model_shares_its_process_group() -> None:
@@ -37,31 +30,15 @@ def test_groups_on_the_same_links_lose_packets_of_their_own() -> None:
     assert losses("tp 0") != losses("tp 1")
 
 
-class SummingProcessGroup(FakeProcessGroup):
-    """Sums what it is given with ten more."""
-
-    def allreduce(self, tensors: list[torch.Tensor]) -> "SummingProcessGroup":
-        self.tensors = tensors
-        return self
-
-    def wait(self) -> None:
-        for tensor in self.tensors:
-            tensor += 10
-
-
 def group_over_processes(size: int, processes: int, rank: int, **settings: Any) -> RankGroup:
     """Numbered from 0: a group that torch.distributed does not know cannot say where it begins."""
-    group = SummingProcessGroup(processes, rank)
+    group = FakeProcessGroup(processes, rank)
     return RankGroup(size, process_group=group, **{"first_rank": 0, **settings})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("size", "processes", "here"),
-    [
-        (4, 1, [range(4)]),
-        (4, 2, [range(2), range(2, 4)]),
-        (4, 4, [range(1), range(1, 2), range(2, 3), range(3, 4)]),
-    ],
+    [(4, 1, [range(4)]), (4, 2, [range(2), range(2, 4)]), (4, 4, [range(1), range(1, 2), range(2, 3), range(3, 4)])],
 )
 def test_ranks_are_spread_evenly_over_the_processes_in_order(size: int, processes: int, here: list[range]) -> None:
     groups = [group_over_processes(size, processes, rank, first_rank=10) for rank in range(processes)]
@@ -76,29 +53,6 @@ def test_the_first_rank_follows_from_the_processes(
 ) -> None:
     monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda group: processes)
     assert group_over_processes(4, 2, 0, first_rank=-1).ranks == tuple(range(first, first + 4))
-
-
-def test_a_sum_is_complete_when_it_was_waited_for() -> None:
-    partial = torch.ones(3)
-    wait = group_over_processes(4, 2, 0).begin_sum_(partial)
-    assert partial.tolist() == [1.0] * 3
-    wait()
-    assert partial.tolist() == [11.0] * 3
-
-
-def test_a_sum_goes_over_the_group_that_a_lossy_one_wraps() -> None:
-    group, partial = group_over_processes(4, 2, 0), torch.ones(3)
-    group.process_group.wrapped = SummingProcessGroup(2, 0)  # type: ignore[union-attr]
-    group.begin_sum_(partial)()
-    assert partial.tolist() == [11.0] * 3
-    assert not hasattr(group.process_group, "tensors")
-
-
-@pytest.mark.parametrize("group", [RankGroup(4), group_over_processes(4, 1, 0)])
-def test_one_process_alone_sends_no_sum(group: RankGroup) -> None:
-    partial = torch.ones(3)
-    group.begin_sum_(partial)()
-    assert partial.tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("size", [0, -2, 3])

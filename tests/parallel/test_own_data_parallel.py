@@ -1,6 +1,5 @@
 """The project's DDP and FSDP: PyTorch's gradients and packets, sent while backward goes on, of shards."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +10,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import lossytp as ltp
 from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP, FlatUnit, Member
-from tests.parallel.conftest import (
-    NUM_LAYERS,
-    FakeProcessGroup,
-    gradient_error,
-    gradients,
-    tiny_batch,
-    tiny_gpt2,
-)
+from tests.parallel.conftest import NUM_LAYERS, FakeProcessGroup, gradient_error, gradients, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import in_replicas, join, network, share, whole
 
 SMALL_BYTES = 2**15  # about six buckets
@@ -241,22 +233,6 @@ def test_each_replica_holds_half_and_gathers_a_block_at_a_time(processes: Callab
         assert answer["between"] == [rest + rest % 2, *[0] * NUM_LAYERS]
         assert answer["seen"] == [2] * NUM_LAYERS, "the rest and one block"
     assert sum(parameters for answer in answers for parameters, _ in answer["pieces"]) == total
-
-
-def unit_of(rank: int, replicas: int = 3, shapes: tuple = ((2, 5), (1,), (4,))) -> FlatUnit:
-    parameters, start = [], 0
-    for number, shape in enumerate(shapes):
-        values = torch.arange(start, start := start + math.prod(shape), dtype=torch.float64)
-        parameters.append((Member(f"p{number}", []), nn.Parameter(values.view(shape))))
-    return FlatUnit(parameters, FakeProcessGroup(replicas, rank))  # type: ignore[arg-type]
-
-
-def test_pieces_cut_parameters_where_shards_end() -> None:
-    """Fifteen elements in three shards of five."""
-    pieces = [[piece.tolist() for piece in unit_of(rank).pieces] for rank in range(3)]
-    assert pieces == [[[0, 1, 2, 3, 4], [], []], [[5, 6, 7, 8, 9], [], []], [[], [10], [11, 12, 13, 14]]]
-    pieces = [[piece.tolist() for piece in unit_of(rank, 2).pieces] for rank in range(2)]
-    assert pieces == [[[0, 1, 2, 3, 4, 5, 6, 7], [], []], [[8, 9], [10], [11, 12, 13, 14]]]
 
 
 def test_one_unit_has_one_dtype() -> None:

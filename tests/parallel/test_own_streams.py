@@ -6,30 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2LMHeadModel
 
-import lossytp as ltp
-from lossytp.parallel.own_streams import (
-    OwnStreams,
-    PerRank,
-    SharedDropout,
-    stream_distance,
-)
-from tests.parallel.conftest import (
-    NUM_EXAMPLES,
-    NUM_LAYERS,
-    NUM_TOKENS,
-    WIDTH,
-    relative_error,
-    tiny_batch,
-    tiny_gpt2,
-)
-from tests.parallel.sharing_modes import (
-    every_kind,
-    logits_of,
-    on_own_streams,
-    parallel,
-)
+from lossytp.parallel.own_streams import OwnStreams, PerRank, SharedDropout, stream_distance
+from tests.parallel.conftest import NUM_EXAMPLES, NUM_LAYERS, NUM_TOKENS, WIDTH, relative_error, tiny_batch, tiny_gpt2
+from tests.parallel.sharing_modes import every_kind, logits_of, on_own_streams, parallel
 
 
 @every_kind
@@ -180,19 +160,6 @@ def test_the_models_are_transformers_own_with_streams() -> None:
         assert not isinstance(dense, OwnStreams)
         assert not isinstance(parallel(dense, 0.0, "shared"), OwnStreams)
         assert model.config.to_dict() == dense.config.to_dict()
-
-
-class Mine(GPT2LMHeadModel):
-    """A class of the caller's own."""
-
-
-def test_a_class_of_the_callers_own_has_streams_too() -> None:
-    mine = Mine(tiny_gpt2().config).double()
-    mine.load_state_dict(tiny_gpt2().state_dict())
-    model = parallel(mine, 0.1, "own streams")
-    assert type(ltp.gather(model)) is Mine
-    expected = parallel(tiny_gpt2(), 0.1, "own streams")(**tiny_batch())
-    assert torch.equal(model(**tiny_batch()).rank_logits, expected.rank_logits)
 
 
 @on_own_streams

@@ -214,28 +214,5 @@ def pipeline(model: Any, num_stages: int, schedule: str = "gpipe", num_microbatc
 def test_too_few_microbatches_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^pipeline_microbatches = 2 "):
         pipeline(classifier(3), 3, "1f1b", 2)
-
-
-def test_as_many_blocks_as_stages_and_few_microbatches_are_fine() -> None:
-    """Control of the refusals: the bounds themselves are allowed."""
-    assert pipeline(classifier(3), 3, "1f1b", 3).is_last
+    assert pipeline(classifier(3), 3, "1f1b", 3).is_last, "control: the bounds themselves are allowed"
     assert pipeline(classifier(3), 3, "gpipe", 1).is_last
-
-
-def test_a_token_that_is_lost_whole_has_a_gradient_orders_of_magnitude_larger() -> None:
-    """It is zero where the next stage normalises it, whose derivative there is 1 / sqrt(eps)."""
-
-    def norm_of_its_gradient(kept: float) -> float:
-        dense, received = classifier(2), []
-
-        def hand_on(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            hidden_BTD = inputs[0].detach().clone()
-            hidden_BTD[:, 1] *= kept
-            received.append(hidden_BTD.requires_grad_())
-            return (hidden_BTD, *inputs[1:])
-
-        with dense.transformer.h[1].register_forward_pre_hook(hand_on):
-            dense(**batch_of(6)).loss.backward()
-        return float(received[0].grad[:, 1].norm())
-
-    assert norm_of_its_gradient(0.0) > 100 * norm_of_its_gradient(1.0)

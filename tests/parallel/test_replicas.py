@@ -77,12 +77,7 @@ def on_rank_clip(cases: dict[str, tuple], max_norms: list[float | None]) -> dict
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "cases"),
-    [
-        (2, ON_TWO),
-        (4, ON_FOUR),
-        (4, STRIDED),
-        (4, WITHOUT_MARKS),
-    ],
+    [(2, ON_TWO), (4, ON_FOUR), (4, STRIDED), (4, WITHOUT_MARKS)],
     ids=["2 processes", "4 processes", "4 processes, dtensor x fsdp", "4 processes, megatron x fsdp"],
 )
 def test_clipped_gradients_are_those_of_the_dense_model(processes: Callable, number: int, cases: dict) -> None:

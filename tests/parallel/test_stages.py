@@ -144,16 +144,8 @@ def test_the_exact_adjoint_sends_no_gradient_for_what_did_not_arrive() -> None:
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        (
-            lambda: decoder("llama", "classifier").model,
-            TypeError,
-            "a pipeline of a LlamaModel is not",
-        ),
-        (
-            lambda: decoder("llama", "classifier"),
-            ValueError,
-            "pipeline_parallel_size = 4",
-        ),
+        (lambda: decoder("llama", "classifier").model, TypeError, "a pipeline of a LlamaModel is not"),
+        (lambda: decoder("llama", "classifier"), ValueError, "pipeline_parallel_size = 4"),
     ],
     ids=["no head", "too few blocks"],
 )

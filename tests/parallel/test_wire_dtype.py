@@ -25,11 +25,7 @@ E4M3 = [
 ]
 PACKET = {"int8": 42 * 32, "fp8": 42 * 32, "int4": 80 * 32}  # whole blocks of 34 or 18 bytes in 1456
 OWN = {"reliable_gather": False}
-WAYS = [
-    *((algorithm, {}) for algorithm in ALGORITHMS),
-    ("direct", OWN),
-    ("tree", {"sequence_parallel": True, **OWN}),
-]
+WAYS = [*((algorithm, {}) for algorithm in ALGORITHMS), ("direct", OWN), ("tree", {"sequence_parallel": True, **OWN})]
 
 
 def bfloat16(value: float) -> float:

@@ -4,7 +4,6 @@ Functions named `on_rank_...` run in every process.
 """
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from torch._C._distributed_c10d import _register_work
 from torch.distributed._functional_collectives import wait_tensor
 
 import lossytp as ltp
-from lossytp.parallel.process_group import Then
 from tests.parallel.backend_reference import Reference, network
-from tests.parallel.operations import new_group, whole_numbers
+from tests.parallel.operations import whole_numbers
 
 
 def on_rank_begin(gathers: bool) -> list[bool]:
@@ -54,25 +52,6 @@ def test_an_asynchronous_operation_loses_once_and_in_the_order_of_the_calls(proc
     assert processes(2, on_rank_begin, gathers) == [[True] * 4] * 2
 
 
-class _FakeWork:
-    def __init__(self, done: bool) -> None:
-        self.done, self.waited = done, 0
-
-    def wait(self, timeout: Any) -> bool:
-        self.waited += 1
-        return self.done
-
-    def is_completed(self) -> bool:
-        return self.done
-
-
-@pytest.mark.parametrize(("done", "all_done"), [([True, True], True), ([False, True], False), ([True, False], False)])
-def test_one_handle_of_several_waits_for_each(done: list[bool], all_done: bool) -> None:
-    works: Any = [_FakeWork(each) for each in done]
-    assert Then(works, [], set()).wait() == Then(works, [], set()).is_completed() == all_done
-    assert [work.waited for work in works] == [1, 1]
-
-
 def on_rank_leave_the_waiting_to_torch() -> list[bool]:
     """Hand each handle to C++ and forget it, as DDP's join does."""
     ltp.init_process_group(network(1.0), reliable_gather=False)
@@ -83,10 +62,7 @@ def on_rank_leave_the_waiting_to_torch() -> list[bool]:
         (x_N, lambda: dist.all_reduce(x_N, async_op=True)),
         (gathered_N, lambda: dist.all_gather_into_tensor(gathered_N, torch.ones(100), async_op=True)),
         (pieces[1 - dist.get_rank()], lambda: dist.all_gather(pieces, torch.ones(100), async_op=True)),
-        (
-            lists[1 - dist.get_rank()][1],
-            lambda: group.allgather_coalesced(lists, [torch.ones(100), torch.ones(50)]),
-        ),
+        (lists[1 - dist.get_rank()][1], lambda: group.allgather_coalesced(lists, [torch.ones(100), torch.ones(50)])),
     ]
     answers = []
     for tensor, begin in operations:
@@ -98,33 +74,6 @@ def on_rank_leave_the_waiting_to_torch() -> list[bool]:
 def test_cplusplus_can_wait_for_a_handle_that_python_has_forgotten(processes: Callable) -> None:
     """A handle whose Python half is gone would wait for ever."""
     assert processes(2, on_rank_leave_the_waiting_to_torch) == [[True] * 5] * 2
-
-
-def on_rank_keep_plain_handles() -> list[bool]:
-    """Whether each operation that loses nothing on arrival returns the handle of the group that carries it."""
-    ltp.init_process_group(network(1.0), reliable_gather=False)
-    group: Any = dist.group.WORLD
-    x_N, small = torch.ones(100), torch.ones(1)
-    sender = new_group(network(1.0), algorithm="sender", reliable_gather=False)
-    works = [
-        dist.all_reduce(small, async_op=True),
-        dist.all_reduce(torch.ones(100), dist.ReduceOp.MAX, async_op=True),
-        dist.all_reduce(torch.ones(100), group=sender, async_op=True),
-        dist.all_gather_into_tensor(torch.ones(2), small, async_op=True),
-        dist.all_gather([torch.ones(1), torch.ones(1)], small, async_op=True),
-        group.allgather_coalesced([[torch.ones(1)], [torch.ones(1)]], [small]),
-        dist.reduce_scatter_tensor(torch.ones(50), x_N, async_op=True),
-        dist.all_to_all_single(torch.ones(100), x_N, async_op=True),
-    ]
-    with ltp.reliable():
-        works.append(dist.all_reduce(torch.ones(100), async_op=True))
-    for work in works:
-        work.wait(timedelta(seconds=30))
-    return [type(work) is dist.Work for work in works] + [not group._under_way]
-
-
-def test_what_loses_nothing_on_arrival_has_a_plain_handle(processes: Callable) -> None:
-    assert processes(2, on_rank_keep_plain_handles) == [[True] * 10] * 2
 
 
 def on_rank_ask_for_results() -> list:
