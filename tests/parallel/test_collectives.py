@@ -15,10 +15,9 @@ from torch import Tensor
 
 import lossytp as ltp
 from lossytp.network import Scope
-from lossytp.network.losses import Stream
 from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel import collectives as missing
-from lossytp.parallel.collectives import LossyCollective, _zero_spans_, all_reduce, signs_of
+from lossytp.parallel.collectives import LossyCollective, _zero_spans_, all_reduce
 from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import bernoulli
 from tests.parallel.reference import Reference, reference
@@ -294,14 +293,6 @@ def test_messages_are_rounded_to_the_wires_dtype_and_fill_its_packets() -> None:
     network = bernoulli(0.0)
     all_reduce(x_RN.double(), network, wire_dtype="fp32")
     assert {row["packets"] for row in network.counters.rows()} == {2}
-
-
-def test_shorter_messages_have_the_first_of_the_same_signs() -> None:
-    longest = signs_of(7, 1000, torch.float32, torch.device("cpu"))
-    drawn = Stream((7, "hadamard")).uniforms(1000)
-    assert longest.tolist() == np.where(drawn < 0.5, -1.0, 1.0).tolist()
-    for count in (1, 2, 64, 65, 999):
-        assert torch.equal(signs_of(7, count, torch.float32, torch.device("cpu")), longest[:count])
 
 
 # --- memories of what arrived before

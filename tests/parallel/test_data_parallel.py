@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from transformers import PreTrainedModel
 
-from tests.parallel.conftest import NUM_LAYERS, gradient_error, gradients, tiny_batch, tiny_gpt2, training_losses
+import lossytp as ltp
+from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP, FlatUnit, Member
+from tests.parallel.conftest import (
+    NUM_LAYERS,
+    FakeProcessGroup,
+    gradient_error,
+    gradients,
+    tiny_batch,
+    tiny_gpt2,
+    training_losses,
+)
 from tests.parallel.distributed_models import REPLICAS, WIRE, in_replicas, join, network, share, spread, whole
 from tests.parallel.families import tiny
 
@@ -163,3 +174,239 @@ def test_every_way_has_the_single_process_curve(processes: Callable, family: str
     for replicas in REPLICAS:
         mean = torch.tensor([answer[replicas] for answer in answers]).mean(0)
         assert mean.tolist() == pytest.approx(expected, rel=1e-4), replicas
+
+
+SMALL_BYTES = 2**15  # about six buckets
+
+
+def tensors_of(model: Any) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.module.named_parameters()}
+
+
+def links(lossy: ltp.LossyNetwork) -> list[tuple]:
+    return sorted(
+        (row["operation"], row["src"], row["dst"], row["packets"], row["lost"]) for row in lossy.counters.rows()
+    )
+
+
+def on_rank_step(replicas: str, loss_rate: float) -> tuple[dict[str, Tensor], list[tuple]]:
+    lossy = network(loss_rate)
+    layout = join(lossy, data_parallel_size=2)
+    model = in_replicas(tiny_gpt2("classifier"), layout, replicas)
+    model(**share(whole_batch(), layout)).loss.backward()
+    return tensors_of(model), links(lossy)
+
+
+@pytest.mark.parametrize("loss_rate", [0.0, 0.05])
+def test_gradients_and_packets_are_those_of_pytorch(processes: Callable, loss_rate: float) -> None:
+    """Both send one message here, and lay gradients out in another order: the same packets, with other numbers."""
+    dense = gradients(tiny_gpt2("classifier"), whole_batch())
+    for own, pytorch in zip(
+        *(processes(2, on_rank_step, replicas, loss_rate) for replicas in ("custom ddp", "ddp")), strict=True
+    ):
+        assert own[1] == pytorch[1]
+        assert sum(lost for *_, lost in own[1]) > 0 if loss_rate else own[1]
+        assert gradient_error(own[0], dense) > 0.01 if loss_rate else gradient_error(own[0], dense) < 1e-12
+        if not loss_rate:
+            assert all(torch.equal(own[0][name], pytorch[0][name]) for name in dense)
+
+
+def on_rank_accumulate() -> tuple[int, int, dict[str, Tensor], dict[str, Tensor]]:
+    """Packets during and after two passes in `no_sync`; this replica's sum, and what replicas have after a third."""
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    model = BucketedDDP(tiny_gpt2("classifier"), layout.process_group("dp"), bucket_bytes=SMALL_BYTES)
+    batch = share(whole_batch(), layout)
+    with model.no_sync():
+        for row in (0, 1):
+            model(**{name: tensor[row : row + 1] for name, tensor in batch.items()}).loss.backward()
+    alone, sent = tensors_of(model), len(links(lossy))
+    model(**{name: tensor[2:] for name, tensor in batch.items()}).loss.backward()
+    return sent, len(links(lossy)), alone, tensors_of(model)
+
+
+def test_no_sync_adds_up_until_the_next_backward_averages(processes: Callable) -> None:
+    dense = tiny_gpt2("classifier")
+    expected = {name: torch.zeros_like(parameter) for name, parameter in dense.named_parameters()}
+    for row in range(6):
+        for name, gradient in gradients(dense, {k: v[row : row + 1] for k, v in whole_batch().items()}).items():
+            expected[name] += gradient / 2  # the mean over replicas of three examples' sum
+    answers = processes(2, on_rank_accumulate)
+    assert gradient_error(answers[0][2], answers[1][2]) > 0.01, "two passes leave each replica its own sum"
+    for sent, sent_at_last, _, averaged in answers:
+        assert (sent, sent_at_last) == (0, 2)
+        assert gradient_error(averaged, expected) < 1e-12
+
+
+def on_rank_watch() -> tuple[int, list[int], list[Tensor]]:
+    """Buckets; how many were under way as each gradient of the first block came; the parameters after joining."""
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    dense = tiny_gpt2("classifier")
+    with torch.no_grad():
+        dense.transformer.wpe.weight += layout.data_index  # the replicas start apart
+    model = BucketedDDP(dense, layout.process_group("dp"), bucket_bytes=SMALL_BYTES)
+    started = [parameter.detach().clone() for parameter in model.parameters()]
+    under_way: list[int] = []
+    for parameter in dense.transformer.h[0].parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: under_way.append(sum(bucket.work is not None for bucket in model.buckets))
+        )
+    model(**share(whole_batch(), layout)).loss.backward()
+    assert all(bucket.work is None for bucket in model.buckets), "backward waits for all at its end"
+    return len(model.buckets), under_way, started
+
+
+def test_messages_leave_before_backward_has_ended(processes: Callable) -> None:
+    answers = processes(2, on_rank_watch)
+    for buckets, under_way, _ in answers:
+        assert buckets > 4
+        assert 0 < min(under_way) < max(under_way) < buckets
+    assert all(torch.equal(*pair) for pair in zip(answers[0][2], answers[1][2], strict=True)), "all start as the first"
+
+
+class Half(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.frozen = (nn.Linear(3, 3) for _ in range(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(self.used(x))
+
+
+def on_rank_leave_out() -> str:
+    layout = join(network(0.0), data_parallel_size=2)
+    model = BucketedDDP(Half(), layout.process_group("dp"))
+    with pytest.raises(RuntimeError) as error:
+        model(torch.ones(2, 3)).sum().backward()
+    return str(error.value)
+
+
+def test_a_parameter_without_a_gradient_is_named(processes: Callable) -> None:
+    assert all("unused.bias" in message for message in processes(2, on_rank_leave_out))
+
+
+def on_rank_fail_once(replicas: str) -> dict[str, Tensor]:
+    """Gradients of the pass after one whose backward failed in the first block."""
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    model = in_replicas(tiny_gpt2("classifier"), layout, replicas)
+
+    def fail(gradient: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    mlp = model.module.transformer.h[0].mlp
+    hook = mlp.register_forward_hook(lambda module, given, output: output.register_hook(fail) and None)
+    with pytest.raises(KeyboardInterrupt):
+        model(**share(whole_batch(), layout)).loss.backward()
+    hook.remove()
+    model.zero_grad()
+    model(**share(whole_batch(), layout)).loss.backward()
+    return whole(model, tiny_gpt2("classifier"), lossy, layout, "dense")
+
+
+@pytest.mark.parametrize("replicas", ["custom ddp", "custom fsdp"])
+def test_a_failed_backward_leaves_nothing_behind(processes: Callable, replicas: str) -> None:
+    dense = gradients(tiny_gpt2("classifier"), whole_batch())
+    for answer in processes(2, on_rank_fail_once, replicas):
+        assert gradient_error(answer, dense) < 1e-12
+
+
+def on_rank_compare(replicas: str) -> list[tuple]:
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    in_replicas(tiny_gpt2("classifier"), layout, replicas)(**share(whole_batch(), layout)).loss.backward()
+    return traffic(lossy)
+
+
+def traffic(lossy: ltp.LossyNetwork) -> list[tuple]:
+    return [(row["operation"], row["direction"], row["src"], row["packets"]) for row in lossy.counters.rows()]
+
+
+def test_traffic_is_that_of_pytorch_but_for_its_padding(processes: Callable) -> None:
+    own, pytorch = (processes(2, on_rank_compare, replicas)[0] for replicas in ("custom fsdp", "fsdp"))
+    assert [row[:3] for row in own] == [row[:3] for row in pytorch]
+    for mine, theirs in zip(own, pytorch, strict=True):
+        assert 0.99 * theirs[3] < mine[3] <= theirs[3]
+
+
+class Chain(nn.Sequential):
+    def forward(self, x: Tensor, *, again: bool) -> Tensor:
+        for block in self:
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+        return x
+
+
+def on_rank_checkpoint(again: bool) -> tuple[list[tuple], dict[str, Tensor]]:
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    torch.manual_seed(0)
+    chain = Chain(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double() for _ in range(3)))
+    model = FlatFSDP(chain, layout.process_group("dp"), blocks=list(chain))
+    with set_checkpoint_early_stop(False):  # the block's last hooks run again too
+        model(torch.ones(1, 8, dtype=torch.float64), again=again).square().sum().backward()
+    return traffic(lossy), model.whole(lambda piece: piece.grad)
+
+
+def test_computing_a_block_again_in_backward_gathers_nothing_again(processes: Callable) -> None:
+    (once, gradients_once), (again, gradients_again) = (
+        processes(2, on_rank_checkpoint, each)[0] for each in (False, True)
+    )
+    assert again == once
+    assert gradient_error(gradients_again, gradients_once) < 1e-12
+
+
+def on_rank_measure() -> dict[str, Any]:
+    """Elements in memory before, within and after a step, of this replica."""
+    layout = join(network(0.0), data_parallel_size=2)
+    model = in_replicas(tiny_gpt2("classifier"), layout, "custom fsdp")
+    optimizer = torch.optim.AdamW(model.parameters())
+    gathered = lambda: [unit.flat_P.untyped_storage().nbytes() // 8 for unit in model.units]  # noqa: E731
+    seen = []
+    for block in model.module.transformer.h:
+        block.mlp.register_forward_hook(lambda *_: seen.append(sum(n > 0 for n in gathered())))
+    before = sum(gathered())
+    loss = model(**share(whole_batch(), layout)).loss
+    between = gathered()
+    loss.backward()
+    after = sum(gathered())
+    optimizer.step()
+    pieces = [(piece.numel(), piece.grad.numel()) for piece in model.parameters()]
+    state = sum(tensor.numel() for each in optimizer.state.values() for tensor in (each["exp_avg"], each["exp_avg_sq"]))
+    return {"before": before, "between": between, "after": after, "seen": seen, "pieces": pieces, "state": state}
+
+
+def test_each_replica_holds_half_and_gathers_a_block_at_a_time(processes: Callable) -> None:
+    dense = tiny_gpt2("classifier")
+    total = sum(parameter.numel() for parameter in dense.parameters())
+    block = sum(parameter.numel() for parameter in dense.transformer.h[0].parameters())
+    rest = total - NUM_LAYERS * block
+    answers = processes(2, on_rank_measure)
+    for answer in answers:
+        held = sum(parameters for parameters, _ in answer["pieces"])
+        assert abs(held - total / 2) < 2 * (NUM_LAYERS + 1), "but for padding"
+        assert sum(gradients for _, gradients in answer["pieces"]) == held
+        assert answer["state"] == 2 * held
+        assert answer["before"] == answer["after"] == 0
+        assert answer["between"] == [rest + rest % 2, *[0] * NUM_LAYERS]
+        assert answer["seen"] == [2] * NUM_LAYERS, "the rest and one block"
+    assert sum(parameters for answer in answers for parameters, _ in answer["pieces"]) == total
+
+
+def test_one_unit_has_one_dtype() -> None:
+    parameters = [
+        (Member(name, []), nn.Parameter(torch.ones(2, dtype=dtype)))
+        for name, dtype in (("a", torch.float32), ("b", torch.float64))
+    ]
+    with pytest.raises(ValueError, match="one dtype"):
+        FlatUnit(parameters, FakeProcessGroup(2, 0))  # type: ignore[arg-type]
+
+
+def test_a_models_units_go_to_the_default_device_one_after_the_other() -> None:
+    """So that the whole model need not fit there; "meta" stands for an accelerator."""
+    dense: Any = tiny_gpt2("classifier")
+    with torch.device("meta"):
+        sharded = FlatFSDP(dense, FakeProcessGroup(2, 0), blocks=dense.transformer.h)  # type: ignore[arg-type]
+    assert {parameter.device.type for parameter in sharded.parameters()} == {"meta"}
+    assert sum(unit.flat_P.untyped_storage().nbytes() for unit in sharded.units) == 0

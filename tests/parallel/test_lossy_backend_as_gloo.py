@@ -19,8 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import lossytp as ltp
-from tests.parallel.backend_reference import network
-from tests.parallel.operations import new_group
+from tests.parallel.operations import network, new_group
 
 
 def start(backend: str) -> None:

@@ -297,38 +297,5 @@ def test_processes_write_what_virtual_ranks_do(processes: Callable) -> None:
         assert all(torch.equal(*pair) for pair in zip(answer, expected, strict=True))
 
 
-def on_rank_backward() -> dict[str, Any]:
-    """Gradients of replicated parameters before and after they are synchronised, one copy for two ranks here."""
-    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1), seed=2, wire=WIRE)
-    layout = join(network, tensor_parallel_size=4)
-    group = layout.tensor_group()
-    model: Any = ltp.parallelize(small_gpt2(), network, tensor_parallel_size=4, group=group, **MODES["own streams"])
-    model(**small_batch()).loss.backward()
-    before = model.transformer.ln_f.bias.grad.clone(), model.transformer.h[0].attn.c_attn.weight.grad.clone()
-    synchronise_gradients_(model, layout, network)
-    after = model.transformer.ln_f.bias.grad, model.transformer.h[0].attn.c_attn.weight.grad
-    try:
-        synchronise_gradients_(model, layout, network, lossy=True)
-    except ValueError as error:
-        return {"before": before, "after": after, "rank": dist.get_rank(), "error": str(error)}
-    raise AssertionError("lossy, where ranks share copies")
-
-
-def test_a_process_has_the_mean_over_its_ranks_until_it_is_synchronised(processes: Callable) -> None:
-    first, second = processes(2, on_rank_backward)
-    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1), seed=2, wire=WIRE)
-    model: Any = ltp.parallelize(small_gpt2(), network, tensor_parallel_size=4, **MODES["own copies"])
-    model(**small_batch()).loss.backward()
-    own_4D, shards = model.transformer.ln_f.bias.grad, model.transformer.h[0].attn.c_attn.weight.grad
-    for rank, answer in enumerate((first, second)):
-        here = slice(2 * rank, 2 * rank + 2)
-        torch.testing.assert_close(answer["before"][0], own_4D[here].mean(0))
-        torch.testing.assert_close(answer["after"][0], own_4D.mean(0))
-        torch.testing.assert_close(answer["before"][1].view(32, 3, 2, -1), shards.view(32, 3, 4, -1)[:, :, here])
-        assert torch.equal(answer["after"][1], answer["before"][1])
-        assert answer["error"].startswith("lossy = True needs ranks with copies of their own")
-    assert relative_error(first["before"][0], second["before"][0]) > 1e-3
-
-
 def network() -> ltp.LossyNetwork:
     return ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.05), wire=ltp.Wire(mtu_bytes=300))

@@ -13,9 +13,8 @@ from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import ALGORITHMS, SWITCH
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup, check_layers, check_reaches
-from tests.parallel.backend_reference import WIRE
 from tests.parallel.conftest import bernoulli, tiny_gpt2
-from tests.parallel.operations import LOSSY
+from tests.parallel.operations import LOSSY, WIRE
 
 SOME = ltp.Bernoulli(loss_rate=0.1)
 OWN = {"reliable_gather": False}

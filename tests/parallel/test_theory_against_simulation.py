@@ -249,18 +249,3 @@ def test_lost_elements_and_noise_have_the_squared_error_of_lost_packets() -> Non
         estimates[name] = estimate(squared_and_worst("zero", control=control, elements=elements)[0])
         assert_within(estimates[name], RATE * RANKS * 256, name)
     assert estimates["elements"][1] < 0.5 * estimates["packets"][1], "control: it varies less, so damage is another"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["sender", "direct", "switch"])
-def test_noise_has_no_bias_and_the_power_of_what_crosses_links(algorithm: str) -> None:
-    """Of messages that are no noise themselves: element e of rank r is r + e / 10."""
-    x_RN = torch.arange(RANKS)[:, None] + torch.arange(64, dtype=torch.float64) / 10
-    lossy = network(elements=2)
-    results = [all_reduce(x_RN, lossy, algorithm=algorithm, control="noise")[0] for _ in range(700)]
-    assert lossy.counters.rows() == []
-    pieces_RC = x_RN.view(RANKS, RANKS, -1).square().sum(2)  # by rank and chunk, of which its owner sends none
-    crossing = pieces_RC.sum() - (pieces_RC.diagonal().sum() if algorithm == "direct" else 0)
-    errors = [result_N - x_RN.sum(0) for result_N in results]
-    assert_within(estimate([float(error_N.square().sum()) for error_N in errors]), float(RATE * crossing), "power")
-    assert_within(estimate([float(error_N.sum()) for error_N in errors]), 0, "bias")
