@@ -31,7 +31,6 @@ from tests.parallel.conftest import (
     VOCABULARY,
     WIDTH,
     bernoulli,
-    dense_layout,
     gradient_error,
     gradients,
     relative_error,
@@ -40,7 +39,7 @@ from tests.parallel.conftest import (
     training_losses,
 )
 from tests.parallel.families import tiny
-from tests.parallel.sharing_modes import every_size, lossy, network_of, unchanged
+from tests.parallel.sharing_modes import MODES, every_size, lossy, network_of, unchanged
 
 
 @every_size
@@ -172,23 +171,6 @@ def test_training_draws_nothing_from_the_global_generators() -> None:
     assert not torch.equal(torch.get_rng_state(), before), "control: dropout does"
 
 
-# --- losses switched off, and evaluation
-
-
-def test_reliable_is_the_clean_result_on_the_same_model_and_then_losses_go_on() -> None:
-    dense, batch = tiny_gpt2(), tiny_batch()
-    parallel, untouched = lossy(dense, 0.1), lossy(dense, 0.1)
-    network = network_of(parallel)
-    assert gradient_error(gradients(parallel, batch), gradients(untouched, batch)) == 0
-    with network.reliable():
-        clean = dense_layout(gradients(parallel, batch), dense)
-    assert gradient_error(clean, gradients(dense, batch)) < 1e-12
-    assert network.state_dict() == network_of(untouched).state_dict()
-    after = gradients(parallel, batch)
-    assert gradient_error(after, gradients(untouched, batch)) == 0
-    assert gradient_error(dense_layout(after, dense), clean) > 0.01
-
-
 def train_and_evaluate(parallel: PreTrainedModel, context: Any) -> tuple[list[float], list[float]]:
     """Training losses of three steps, and the loss found after each within `context(network, step)`, if not None."""
     training, evaluations = [], []
@@ -222,12 +204,6 @@ def test_evaluation_does_not_shift_the_losses_of_training() -> None:
 
 
 EXAMPLES, OPTIONS, TOKENS, RANKS = 5, 3, 9, 4
-WAYS = {
-    "one stream": {},
-    "own streams": {"reliable_gather": False},
-    "own copies": {"reliable_gather": False, "own_copies": True},
-    "shards": {"sequence_parallel": True},
-}
 
 
 @pytest.fixture
@@ -272,21 +248,21 @@ def test_an_option_that_is_none_is_never_chosen_and_moves_nothing(dense, batch):
     assert all(gradient.isfinite().all() for gradient in before.values())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MODES)
 def test_without_losses_it_is_the_dense_model(dense, batch, way):
     expected, expected_gradients = dense(**batch).logits, gradients(dense, batch)
-    model = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=RANKS, **WAYS[way])
+    model = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=RANKS, **MODES[way])
     output = model(**batch)
     finite = expected.isfinite()
     assert torch.equal(output.logits.isfinite(), finite)
     assert relative_error(output.logits[finite], expected[finite]) < 1e-12
-    if "reliable_gather" in WAYS[way]:
+    if "own" in way:
         assert output.rank_logits.shape == (RANKS, EXAMPLES, OPTIONS)
         assert relative_error(output.rank_logits[:, finite], expected[finite].expand(RANKS, -1)) < 1e-12
     output.loss.backward()
     dense_again = ltp.gather(model)
     assert type(dense_again) is GPT2ForMultipleChoice
-    if way in ("one stream", "shards"):
+    if "own" not in way:
         norm = dict(model.named_parameters())["transformer.ln_f.weight"].grad
         assert relative_error(norm, expected_gradients["transformer.ln_f.weight"]) < 1e-12
 

@@ -13,14 +13,13 @@ import transformers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    GPT2ForSequenceClassification,
     GPT2LMHeadModel,
     PreTrainedModel,
 )
 
 import lossytp as ltp
 from lossytp.parallel.convert import gather
-from tests.parallel.conftest import bernoulli, tiny_batch, tiny_gpt2, training_losses
+from tests.parallel.conftest import MODELS, bernoulli, tiny_batch, tiny_gpt2, training_losses
 from tests.parallel.families import tiny
 from tests.parallel.sharing_modes import (
     assert_same_steps,
@@ -131,22 +130,7 @@ def test_the_parallel_model_is_not_changed_by_gather(kind: str) -> None:
     assert training_losses(parallel, batch, steps=3) == training_losses(untouched, batch, steps=3)
 
 
-KINDS = {
-    "language model": (AutoModelForCausalLM, GPT2LMHeadModel),
-    "classifier": (AutoModelForSequenceClassification, GPT2ForSequenceClassification),
-}
 WAYS: list[dict[str, Any]] = [{}, {"reliable_gather": False}, {"reliable_gather": False, "own_copies": True}]
-
-
-def trained(kind: str = "language model", how: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """A model after two steps with losses."""
-    model = ltp.parallelize(tiny_gpt2(kind, **changes), bernoulli(0.2), tensor_parallel_size=4, **(how or {}))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        model(**tiny_batch(kind)).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
 
 
 def assert_same_weights(loaded: Any, expected: Any) -> None:
@@ -158,12 +142,14 @@ def assert_same_weights(loaded: Any, expected: Any) -> None:
 @pytest.mark.parametrize(("kind", "tied"), [("language model", True), ("language model", False), ("classifier", True)])
 @pytest.mark.parametrize("how", WAYS, ids=["one stream", "own streams", "own copies"])
 def test_what_is_saved_is_read_back_bitwise(kind: str, tied: bool, how: dict[str, Any], tmp_path: Path) -> None:
-    auto, plain = KINDS[kind]
-    model = trained(kind, how, tie_word_embeddings=tied)
+    plain = MODELS[kind]
+    model = ltp.parallelize(tiny_gpt2(kind, tie_word_embeddings=tied), bernoulli(0.2), tensor_parallel_size=4, **how)
+    training_losses(model, tiny_batch(kind), steps=2)
     other = copy.deepcopy(model)  # a copy saves itself
     with torch.no_grad():
         model.transformer.h[0].attn.c_attn.weight.zero_()
     other.save_pretrained(tmp_path, state_dict=None, is_main_process=True)  # as transformers' Trainer does
+    auto = AutoModelForCausalLM if kind == "language model" else AutoModelForSequenceClassification
     loaded = auto.from_pretrained(tmp_path, dtype=torch.float64)
     assert type(loaded) is plain
     assert_same_weights(loaded, gather(other))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from lossytp.parallel.own_streams import OwnStreams, PerRank, SharedDropout, stream_distance
+from lossytp.parallel.own_streams import OwnStreams, SharedDropout, stream_distance
 from tests.parallel.conftest import NUM_EXAMPLES, NUM_LAYERS, NUM_TOKENS, WIDTH, relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.sharing_modes import every_kind, logits_of, on_own_streams, parallel
 
@@ -96,25 +96,6 @@ def test_attentions_own_dropout_is_of_a_ranks_heads() -> None:
     }
     logits = model(**tiny_batch()).rank_logits
     assert relative_error(*logits[:2]) < 1e-12, "what heads give is summed over ranks"
-
-
-def test_own_copies_hold_a_copy_for_each_rank_of_whatever_is_not_sharded() -> None:
-    dense = tiny_gpt2("classifier")
-    model = parallel(dense, 0.0, "own copies")
-    own = [(name, module) for name, module in model.named_modules() if isinstance(module, PerRank)]
-    assert {name for name, _ in own} == {
-        "transformer.wte",
-        "transformer.wpe",
-        "transformer.ln_f",
-        "score",
-        *(f"transformer.h.{layer}.ln_{i}" for layer in range(NUM_LAYERS) for i in (1, 2)),
-    }
-    names, sharded = dict(dense.named_parameters()), (".c_attn.", ".c_fc.", "c_proj.weight")
-    for name, parameter in model.named_parameters():
-        if not any(part in name for part in sharded):
-            assert torch.equal(parameter, names[name].expand(4, *names[name].shape)), name
-    assert dict(model.named_parameters()).keys() == names.keys()
-    assert parallel(dense, 0.0, "own streams").num_parameters() == dense.num_parameters()
 
 
 def test_a_ranks_copy_works_on_its_own_stream_alone() -> None:

@@ -142,7 +142,6 @@ def test_mean_weights_and_share_missing(algorithm: str, repair: str, reliable_ga
 
 
 RANKS, RATE = 4, 0.1
-NUM_MESSAGES = 400
 
 
 def network(**wire: int) -> ltp.LossyNetwork:
@@ -152,64 +151,6 @@ def network(**wire: int) -> ltp.LossyNetwork:
 def estimate(values: list[float]) -> tuple[float, float]:
     """Mean and standard error of independent values."""
     return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
-
-
-def shares_delivered(algorithm: str, repair: str, phase: str) -> tuple[float, float]:
-    """Of a sum of ones over four ranks, one element to a packet."""
-    lossy, x_RN = network(elements=1), torch.ones(RANKS, 80, dtype=torch.float64)
-    how = {"algorithm": algorithm, "repair": repair, "reliable_gather": phase == "reduce"}
-    if phase == "sequence-parallel":
-        collective = LossyCollective(lossy, RankGroup(RANKS), CommConfig.named(sequence_parallel=True, **how))
-        shares = [collective.all_gather(collective.sum_(x_RN.clone())).mean() / RANKS for _ in range(NUM_MESSAGES)]
-    else:
-        shares = [all_reduce(x_RN, lossy, **how).mean() / RANKS for _ in range(NUM_MESSAGES)]
-    return estimate(shares)
-
-
-# links that lie between each of the four ranks and the sum; between the sum and each rank, or each rank's chunk;
-# and, of each rank's chunk, between its owner and each rank
-UP = {"sender": [1] * 4, "direct": [0, 1, 1, 1], "ring": [0, 1, 2, 3], "tree": [0, 1, 1, 2], "switch": [1] * 4}
-DOWN = {"sender": [0] * 4, "direct": [0] * 4, "ring": [0] * 4, "tree": [0, 1, 1, 2], "switch": [1] * 4}
-ACROSS = {
-    "sender": [[1] * 4] * 4,
-    "direct": [[0, 1, 1, 1]] * 4,
-    "ring": [[0, 1, 2, 3]] * 4,
-    "tree": [[0, 1, 1, 2], [1, 0, 2, 3], [1, 2, 0, 3], [2, 3, 3, 0]],
-    "switch": [[0, 2, 2, 2]] * 4,
-}
-
-
-def arriving(links: list[int]) -> float:
-    return float(np.mean([(1 - RATE) ** number for number in links]))
-
-
-def share_zero_filled(algorithm: str, phase: str) -> float:
-    """Of a sum of ones, where what is lost of it is left out."""
-    if phase == "reduce":
-        return arriving(UP[algorithm])
-    if phase == "reduce and gather":
-        return arriving(UP[algorithm]) ** 2  # the results go the same ways back
-    chunks = [
-        (1 - RATE) ** down * arriving(across) for down, across in zip(DOWN[algorithm], ACROSS[algorithm], strict=True)
-    ]
-    return arriving(UP[algorithm]) * float(np.mean(chunks))
-
-
-PHASES = [
-    (algorithm, phase)
-    for algorithm in ALGORITHMS
-    for phase in ("reduce", "reduce and gather", "sequence-parallel")
-    if (algorithm, phase) != ("sender", "reduce and gather")  # refused
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "phase"), PHASES)
-def test_expected_rescale_is_unbiased_and_zero_fill_loses_what_it_must(algorithm: str, phase: str) -> None:
-    zero = shares_delivered(algorithm, "zero", phase)
-    assert_within(shares_delivered(algorithm, "rescale", phase), 1, "rescaled")
-    assert_within(zero, share_zero_filled(algorithm, phase), "zero-filled")
-    assert not is_within(zero, 1)
 
 
 def squared_and_worst(
