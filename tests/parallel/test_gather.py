@@ -54,7 +54,8 @@ def assert_is_dense(back: PreTrainedModel, dense: PreTrainedModel) -> None:
 def test_gather_gives_the_dense_model_back_bitwise(mode: str, kind: str) -> None:
     for changes in ({}, {"tie_word_embeddings": False}):
         dense, batch = tiny_gpt2(kind, dtype=torch.float32, resid_pdrop=0.1, **changes), tiny_batch(kind)
-        dense.transformer.ln_f.bias.requires_grad_(False)
+        for part in (dense.transformer.ln_f.bias, dense.transformer.h[1].mlp.c_fc.weight, dense.transformer.h[0].attn):
+            part.requires_grad_(False)
         dense.transformer.h[0].eval()
         model = parallel(dense, 0.1, mode, size=2)
         back = ltp.gather(model)

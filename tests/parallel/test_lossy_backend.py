@@ -59,7 +59,8 @@ def compare_with_reference(lossy: ltp.LossyNetwork, seed: int, names: Any, *how:
     wrong, lost, sums = [], set(), []
     for dtype in DTYPES if how == ("direct", "zero", True) else DTYPES[:1]:
         reference.room = 32 // dtype.itemsize
-        for size in SIZES if how[1:] == ("zero", True) else [700] if how[1] in SENT_AGAIN else [61]:
+        few = 700 if how[1] in SENT_AGAIN else 200 if "protect" in how[1] else 61
+        for size in SIZES if how[1:] == ("zero", True) else [few]:
             messages = [whole_numbers(rank, size * num_ranks, dtype) for rank in range(num_ranks)]
             exact = not any(name in how[1] for name in INEXACT)
             messages = messages if exact else [message.sin() for message in messages]  # no two packets are as strong

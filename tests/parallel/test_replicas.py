@@ -132,6 +132,14 @@ def test_clipped_gradients_of_a_pipeline_are_those_of_the_dense_model(processes:
     assert gradient_error(clipped, {name: gradient / 3 for name, gradient in expected.items()}) < 1e-9
 
 
+def test_a_parameter_without_a_gradient_counts_for_nothing() -> None:
+    layer = torch.nn.Linear(2, 2)
+    layer.weight.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    assert clip_gradients_(layer, 2.5, Layout(), network(0.0)) == 5
+    assert layer.weight.grad.tolist() == [[1.5, 0.0], [0.0, 2.0]]
+    assert layer.bias.grad is None
+
+
 # --- drift
 
 
