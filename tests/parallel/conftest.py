@@ -3,7 +3,6 @@
 Shapes: B examples, T tokens, D model width; R ranks, N elements of one message.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -101,28 +100,6 @@ def training_losses(model: PreTrainedModel, batch: dict[str, Tensor], *, steps: 
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-def delivered(network: ltp.LossyNetwork, algorithm: str, num_ranks: int, num_elements: int, itemsize: int) -> Tensor:
-    """Which contributions reach the sum, (R, N) of bool, worked out packet by packet; advances the network's links."""
-    arrives_RN = torch.ones(num_ranks, num_elements, dtype=torch.bool)
-    for rank in range(num_ranks):
-        for dst, start, stop in pieces_sent(algorithm, rank, num_ranks, num_elements):
-            room = (network.wire.mtu_bytes - network.wire.header_bytes) // itemsize
-            packets = [range(first, min(first + room, stop)) for first in range(start, stop, room)]
-            for packet in network.lost_packets(rank, dst, len(packets)).tolist():
-                for element in packets[packet]:
-                    arrives_RN[rank, element] = False
-    return arrives_RN
-
-
-def pieces_sent(algorithm: str, rank: int, num_ranks: int, num_elements: int) -> list[tuple[int, int, int]]:
-    """What `rank` puts on the network: (destination, first element, one past the last), -1 being the switch."""
-    if algorithm == "sender":
-        return [(-1, 0, num_elements)]
-    chunk = math.ceil(num_elements / num_ranks)
-    pieces = [(owner, owner * chunk, min((owner + 1) * chunk, num_elements)) for owner in range(num_ranks)]
-    return [(owner, start, stop) for owner, start, stop in pieces if owner != rank and start < stop]
 
 
 class FakeProcessGroup:

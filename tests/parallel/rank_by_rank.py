@@ -95,10 +95,9 @@ class Ranks:
         if self.way == "adjoint":
             arrives = self.cross([torch.ones_like(part) for part in parts], self.routes.reduce)
             return (sum(part * mask for part, mask in zip(parts, arrives, strict=True)),)
-        forth, back = {
-            "own": (self.all_reduce, self.copy),
-            "shared": (self.all_reduce_to_all_alike, self.repeat),
-        }.get(self.way, (self.reduce_scatter, self.all_gather))
+        forth, back = {"own": (self.all_reduce, self.copy), "shared": (self.all_reduce_to_all_alike, self.repeat)}.get(
+            self.way, (self.reduce_scatter, self.all_gather)
+        )
         return TwoWays.apply(forth, back, *parts)
 
 

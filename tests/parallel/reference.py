@@ -6,8 +6,258 @@ but which packets each link loses, one call of `lose` after another, and the ran
 
 import itertools
 import math
+from collections import defaultdict
+from collections.abc import Callable
+from inspect import signature
 
-from tests.parallel.reference_links import SWITCH, Links, Message, Numbers
+import lossytp as ltp
+from lossytp.network.checks import parse
+from lossytp.network.losses import Stream
+from lossytp.network.repairs import REPAIRS
+
+Numbers = list[float]
+Lose = Callable[[int, int, int], list[int]]  # source, destination, packets -> those that are lost of them
+SWITCH = -1
+PRIME = 2**61 - 1
+
+
+class Message:
+    """What travels: values, how many ranks' parts each of them is the sum of, and whether it was given up upstream."""
+
+    def __init__(self, values: Numbers, parts: list[int] | None = None, absent: list[bool] | None = None) -> None:
+        self.values = values
+        self.parts = parts or [1] * len(values)
+        self.absent = absent or [False] * len(values)
+
+    def __add__(self, other: "Message") -> "Message":
+        values = [mine + theirs for mine, theirs in zip(self.values, other.values, strict=True)]
+        return Message(values, [mine + theirs for mine, theirs in zip(self.parts, other.parts, strict=True)])
+
+    def piece(self, start: int, stop: int) -> "Message":
+        return Message(self.values[start:stop], self.parts[start:stop])
+
+
+class Links:
+    """The ranks, their links and what each receiver remembers.
+
+    Args:
+        ranks: global names of the ranks.
+        algorithm: a name.
+        repairs: names and their options, in the order of a chain.
+        elements_per_packet: of a message.
+        lose: advances a link.
+        loss_rate: of a link.
+        signs: of the elements of a hop, for Hadamard.
+    """
+
+    def __init__(
+        self,
+        ranks: list[int],
+        algorithm: str,
+        repairs: list[tuple[str, dict]],
+        elements_per_packet: int,
+        lose: Lose,
+        loss_rate: Callable[[int, int], float],
+        signs: Numbers,
+    ) -> None:
+        self.ranks, self.algorithm = ranks, algorithm
+        self.share = sum(options["share"] for name, options in repairs if name == "protect")
+        delivering = [repair for repair in repairs if repair[0] in ("fec", "retransmit")]
+        filling = [repair for repair in repairs if repair[0] not in ("protect", "fec", "retransmit")]
+        self.delivery, self.options = delivering[0] if delivering else ("once", {})
+        self.repair, self.blocks = filling[0] if filling else ("zero", {})
+        self.capacity, self._lose, self._loss_rate, self._signs = elements_per_packet, lose, loss_rate, signs
+        self.counts: dict[tuple, list[int]] = defaultdict(lambda: [0, 0, 0, 0])  # packets, lost, extra, missing
+        self._memory: dict[tuple, Numbers] = {}
+        self._sizes: dict[str, int] = {}
+        self._operation = "send"
+
+    # --- one message over one link
+
+    def _begin(self, operation: str, message: Numbers) -> None:
+        """Memories are of messages of one size."""
+        if self._sizes.get(operation, len(message)) != len(message):
+            self._memory = {place: last for place, last in self._memory.items() if place[0] != operation}
+        self._sizes[operation] = len(message)
+        self._operation = operation
+
+    def _hop(self, src: int, dst: int, message: Message, what: str, own: Numbers | None = None) -> Message:
+        """What the receiver has of the message; `own` is its own part of what the message carries, if it has one."""
+        values = message.values
+        if not values:
+            return message
+        protected, others = self._protected_and_others(values)
+        rest = [values[place] if place < len(values) else 0.0 for place in others]
+        block = self._block(len(rest)) if self.repair == "hadamard" else 1
+        on_wire = self._encode(rest, block) if block > 1 else rest
+        num_packets = math.ceil(len(on_wire) / self.capacity)
+        missing = self._deliver(src, dst, num_packets, protected)
+        self.counts[self._operation, src, dst][2] += num_packets - math.ceil(len(rest) / self.capacity)  # of padding
+        arrives = [place // self.capacity not in missing for place in range(len(on_wire))]
+        if block > 1:
+            coefficients = [value if here else 0.0 for value, here in zip(on_wire, arrives, strict=True)]
+            decoded = dict(zip(others, self._decode(coefficients, block), strict=False))
+            return Message([decoded.get(place, value) for place, value in enumerate(values)])
+        gone_places = {place for place, here in zip(others, arrives, strict=True) if not here}
+        lost = [place in gone_places for place in range(len(values))]
+        if self.repair == "local" and "gather" in self._operation:
+            lost = [gone or before for gone, before in zip(lost, message.absent, strict=True)]
+        instead = [0.0] * len(values)
+        if self.repair == "local" and own is not None:
+            instead = list(own)
+        place = (self._operation, src, dst, what)
+        if self.repair == "stale":
+            instead = self._memory.get(place, instead)
+        rate = self._loss_rate(src, dst)
+        if self.delivery == "retransmit":
+            rate **= self.options["budget"] + 1
+        weight = 1 / (1 - rate) if self.repair == "rescale" and rate < 1 else 1.0
+        at_risk = set(others)
+        weights = [weight if place in at_risk else 1.0 for place in range(len(values))]
+        crossed = [value * factor for value, factor in zip(values, weights, strict=True)]
+        received = [other if gone else value for value, gone, other in zip(crossed, lost, instead, strict=True)]
+        self._memory[place] = received
+        parts = [0 if gone else count for count, gone in zip(message.parts, lost, strict=True)]
+        return Message(received, parts, lost)
+
+    def _protected_and_others(self, values: Numbers) -> tuple[int, list[int]]:
+        """How many packets are protected, and the places of the values in the others, the last packet filled up."""
+        packets = [values[first : first + self.capacity] for first in range(0, len(values), self.capacity)]
+        count = math.ceil(self.share * len(packets))
+        if not count:
+            return 0, list(range(len(values)))
+        strongest = sorted(range(len(packets)), key=lambda packet: -math.hypot(*packets[packet]))[:count]
+        places = range(len(packets) * self.capacity)
+        return count, [place for place in places if place // self.capacity not in strongest]
+
+    def _deliver(self, src: int, dst: int, num_packets: int, protected: int) -> set[int]:
+        """The message's packets that are missing in the end, after those that are protected."""
+        counts = self.counts[self._operation, src, dst]
+
+        def send(count: int, extra: int) -> list[int]:
+            lost = self._lose(src, dst, count)
+            counts[0] += count
+            counts[1] += len(lost)
+            counts[2] += extra
+            return lost
+
+        waiting = len(send(protected, 0))
+        while waiting:
+            waiting = len(send(waiting, waiting))
+        if self.delivery == "retransmit":
+            outstanding = [list(range(num_packets))[packet] for packet in send(num_packets, 0)]
+            for _ in range(self.options["budget"]):
+                if outstanding:
+                    outstanding = [outstanding[packet] for packet in send(len(outstanding), len(outstanding))]
+            missing = set(outstanding)
+        elif self.delivery == "fec":
+            missing = self._received_with_parity(num_packets, send)
+        else:
+            missing = set(send(num_packets, 0))
+        counts[3] += len(missing)
+        return missing
+
+    # --- forward error correction, with packets that are numbers
+
+    def _received_with_parity(self, num_packets: int, send: Callable[[int, int], list[int]]) -> set[int]:
+        """Blocks are encoded, lost and decoded; packet number i carries the number (i + 1) ** 3."""
+        k, parity = self.options["k"], self.options["n"] - self.options["k"]
+        depth, xor = self.options.get("depth", 1), self.options.get("code") == "xor"
+        wire: list[tuple[str, list[int], int, int]] = []  # kind, the packets of its block, its number there, payload
+        numbers = list(range(num_packets))
+        while numbers:
+            run, numbers = numbers[: depth * k], numbers[depth * k :]
+            num_blocks = min(depth, math.ceil(len(run) / k))
+            blocks = [run[first::num_blocks] for first in range(num_blocks)]
+            payloads = [[(packet + 1) ** 3 for packet in block] for block in blocks]
+            for place in range(len(run) + parity * num_blocks):
+                turn, block = divmod(place, num_blocks)
+                if place < len(run):
+                    wire.append(("own", blocks[block], turn, payloads[block][turn]))
+                    continue
+                made = turn - len(blocks[block])
+                if xor:
+                    total = 0
+                    for payload in payloads[block][made::parity]:
+                        total ^= payload
+                else:
+                    total = _polynomial_through(list(enumerate(payloads[block])), len(blocks[block]) + made)
+                wire.append(("parity", blocks[block], made, total))
+        lost = set(send(len(wire), len(wire) - num_packets))
+        here = [packet for place, packet in enumerate(wire) if place not in lost]
+        received: dict[int, int] = {}
+        for kind, block, number, payload in here:
+            if kind == "own":
+                received[block[number]] = payload
+        for block in {tuple(block): block for _, block, _, _ in wire}.values():
+            parities = {number: payload for kind, of, number, payload in here if kind == "parity" and of == block}
+            if xor:
+                for made, total in parities.items():
+                    covered = block[made::parity]
+                    gone = [packet for packet in covered if packet not in received]
+                    if len(gone) == 1:
+                        for packet in covered:
+                            total ^= received.get(packet, 0)
+                        received[gone[0]] = total
+                continue
+            points = [(place, received[packet]) for place, packet in enumerate(block) if packet in received]
+            points += [(len(block) + made, payload) for made, payload in parities.items()]
+            if len(points) >= len(block):
+                for place, packet in enumerate(block):
+                    received.setdefault(packet, _polynomial_through(points[: len(block)], place))
+        assert all(payload == (packet + 1) ** 3 for packet, payload in received.items()), "decoded wrongly"
+        return set(range(num_packets)) - set(received)
+
+    # --- Hadamard's transform
+
+    def _block(self, num_elements: int) -> int:
+        """The largest for which no packet holds two coefficients of one block."""
+        block = self.blocks["block"]
+        while block > 1:
+            num_blocks = math.ceil(num_elements / block)
+            if num_blocks >= self.capacity:
+                return block
+            block //= 2
+        return 1
+
+    def _encode(self, values: Numbers, block: int) -> Numbers:
+        """Coefficient i of all blocks, then i + 1 of all."""
+        num_blocks = math.ceil(len(values) / block)
+        padded = values + [0.0] * (num_blocks * block - len(values))
+        signed = [sign * value for sign, value in zip(self._signs, padded, strict=False)]
+        blocks = [_walsh_hadamard(signed[j * block : (j + 1) * block]) for j in range(num_blocks)]
+        return [blocks[j][i] for i in range(block) for j in range(num_blocks)]
+
+    def _decode(self, coefficients: Numbers, block: int) -> Numbers:
+        num_blocks = len(coefficients) // block
+        blocks = [_walsh_hadamard(coefficients[j::num_blocks]) for j in range(num_blocks)]
+        signed = [value for values in blocks for value in values]
+        return [sign * value for sign, value in zip(self._signs, signed, strict=False)]
+
+
+def _polynomial_through(points: list[tuple[int, int]], x: int) -> int:
+    """The value at x of the polynomial of least degree through `points`, modulo a prime: Reed and Solomon's code."""
+    total = 0
+    for at, value in points:
+        above = below = 1
+        for other, _ in points:
+            if other != at:
+                above = above * (x - other) % PRIME
+                below = below * (at - other) % PRIME
+        total += value * above * pow(below, -1, PRIME)
+    return total % PRIME
+
+
+def _walsh_hadamard(values: Numbers) -> Numbers:
+    """Sums and differences of pairs at distances 1, 2, 4, ..., divided by the root of the length."""
+    values, distance = list(values), 1
+    while distance < len(values):
+        for first in range(0, len(values), 2 * distance):
+            for i in range(first, first + distance):
+                a, b = values[i], values[i + distance]
+                values[i], values[i + distance] = a + b, a - b
+        distance *= 2
+    return [value / math.sqrt(len(values)) for value in values]
 
 
 class Reference(Links):
@@ -15,14 +265,18 @@ class Reference(Links):
 
     def all_reduce(self, parts: list[Numbers], lossy_gather: bool) -> list[Numbers]:
         """Each rank's result."""
+        total = self.reduced(parts)
+        return self.gathered(total, parts) if lossy_gather else [list(total) for _ in self.ranks]
+
+    def reduced(self, parts: list[Numbers]) -> Numbers:
+        """The sum, wherever its parts are."""
         self._begin("all_reduce reduce", parts[0])
         if self.algorithm in ("direct", "ring"):
-            owned = [self._counted(total) for total in self._reduced_in_chunks(parts, unit=1)]
-            total = [value for chunk in owned for value in chunk]
-        else:
-            total = self._counted(self._reduced_whole(parts))
-        if not lossy_gather:
-            return [list(total) for _ in self.ranks]
+            return [value for total in self._reduced_in_chunks(parts, unit=1) for value in self._counted(total)]
+        return self._counted(self._reduced_whole(parts))
+
+    def gathered(self, total: Numbers, parts: list[Numbers]) -> list[Numbers]:
+        """Each rank's copy of a sum; `parts` may stand for what is lost of it."""
         self._begin("all_reduce gather", total)
         self._own = parts
         if self.algorithm in ("direct", "ring"):
@@ -205,3 +459,30 @@ class Reference(Links):
 
     def _from_the_root(self, place: int) -> list[int]:
         return [0] if place == 0 else [*self._from_the_root((place - 1) // 2), place]
+
+
+def reference(
+    network: ltp.LossyNetwork,
+    ranks: list[int],
+    algorithm: str,
+    repair: str,
+    elements_per_packet: int,
+    group: str = "tp",
+) -> Reference:
+    """Take losses from `network`, packet by packet, and nothing else."""
+
+    def named(part: str) -> tuple[str, dict]:
+        name, given, options = parse("repair", part)
+        bound = signature(REPAIRS[name]).bind(*given, **options)
+        bound.apply_defaults()
+        return name, bound.arguments
+
+    return Reference(
+        ranks,
+        algorithm,
+        [named(part) for part in repair.split(" + ")],
+        elements_per_packet,
+        lambda src, dst, count: network.lost_packets(src, dst, count, group=group).tolist(),
+        lambda src, dst: network.process(src, dst).loss_rate,
+        [-1.0 if uniform < 0.5 else 1.0 for uniform in Stream((network.seed, "hadamard")).uniforms(4096).tolist()],
+    )

@@ -1,83 +1,36 @@
-"""DDP and FSDP2, of the dense model and of tensor-parallel ones: one process's training, but for lost packets."""
+"""DDP and FSDP, PyTorch's and the project's, of dense and tensor-parallel models: one process's training."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from transformers import PreTrainedModel
 
+import lossytp as ltp
+from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP, FlatUnit, Member
 from tests.parallel.conftest import (
     NUM_LAYERS,
+    FakeProcessGroup,
     gradient_error,
     gradients,
     tiny_batch,
     tiny_gpt2,
     training_losses,
 )
-from tests.parallel.distributed_models import WIRE, join, network, share, spread, whole
+from tests.parallel.distributed_models import REPLICAS, WIRE, in_replicas, join, network, share, spread, whole
+from tests.parallel.families import tiny
 
-pytestmark = pytest.mark.slow
-
-KINDS = ["ddp", "fsdp"]
 NUM_STEPS = 10
-# processes, TP ranks, implementation
-DENSE, VIRTUAL, TWO_BY_TWO = (2, 1, "dense"), (2, 2, "lossytp"), (4, 2, "lossytp")
 ROOM = (WIRE.mtu_bytes - WIRE.header_bytes) // 8  # elements of float64 in a packet
 
 
 def whole_batch() -> dict[str, torch.Tensor]:
     """Of a classifier: transformers computes a language model's training loss in fp32."""
     return {name: tensor[:6] for name, tensor in tiny_batch("classifier").items()}
-
-
-def on_rank_train(kind: str, loss_rate: float, size: int, implementation: str) -> dict[str, Any]:
-    lossy = network(loss_rate)
-    layout = join(lossy, data_parallel_size=2, tensor_parallel_size=size)
-    batch = share(whole_batch(), layout)
-    model = spread(tiny_gpt2("classifier"), lossy, layout, implementation, kind)
-    model(**batch).loss.backward()
-    first = whole(model, tiny_gpt2("classifier"), lossy, layout, implementation)
-    table = lossy.counters.rows()
-    model = spread(tiny_gpt2("classifier"), lossy, layout, implementation, kind)
-    losses = training_losses(model, batch, steps=NUM_STEPS)
-    trained = whole(model, tiny_gpt2("classifier"), lossy, layout, implementation, part=lambda parameter: parameter)
-    sharded = [isinstance(parameter, DTensor) for parameter in model.parameters()]
-    return {"gradients": first, "losses": losses, "trained": trained, "table": table, "sharded": sharded}
-
-
-def mean_losses(answers: list[dict]) -> list[float]:
-    return torch.tensor([answer["losses"] for answer in answers], dtype=torch.float64).mean(0).tolist()
-
-
-def trained_dense() -> tuple[dict, list[float], dict]:
-    dense = tiny_gpt2("classifier")
-    first = gradients(dense, whole_batch())
-    dense = tiny_gpt2("classifier")
-    losses = training_losses(dense, whole_batch(), steps=NUM_STEPS)
-    return first, losses, {name: parameter.detach() for name, parameter in dense.named_parameters()}
-
-
-@pytest.mark.parametrize("how", [DENSE, VIRTUAL, TWO_BY_TWO], ids=["dense", "virtual ranks", "TP in processes"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_replicas_train_as_one_process_on_the_whole_batch_but_for_lost_packets(
-    processes: Callable, kind: str, how: tuple[int, int, str]
-) -> None:
-    number, *rest = how
-    first, losses, trained = trained_dense()
-    assert losses[-1] < 0.9 * losses[0], "ten steps must move the model"
-    answers = processes(number, on_rank_train, kind, 0.0, *rest)
-    assert mean_losses(answers) == pytest.approx(losses, rel=1e-9)
-    assert answers[0]["losses"] != answers[-1]["losses"], "each replica has examples of its own"
-    for answer in answers:
-        assert gradient_error(answer["gradients"], first) < 1e-12
-        assert gradient_error(answer["trained"], trained) < 1e-6  # a key bias has no gradient, but Adam moves it
-        assert all(answer["sharded"]) if kind == "fsdp" else not any(answer["sharded"])
-    answers = processes(number, on_rank_train, kind, 0.05, *rest)
-    for answer in answers:
-        assert gradient_error(answer["gradients"], first) > 0.01
-        assert sum(row["lost"] for row in answer["table"]) > 0
-    assert mean_losses(answers) != pytest.approx(losses, rel=1e-4)
 
 
 def packets(num_elements: int) -> int:
@@ -91,7 +44,7 @@ def packets_by_link(answer: dict) -> dict[tuple, int]:
 
 def test_ddp_sends_all_gradients_once(processes: Callable) -> None:
     elements = sum(parameter.numel() for parameter in tiny_gpt2("classifier").parameters())
-    for answer in processes(2, on_rank_train, "ddp", 0.0, 1, "dense"):
+    for answer in processes(2, on_rank_train, "ddp", 0.0, *WAYS["dense"][1:]):
         each = packets(elements)
         assert packets_by_link(answer) == {("all_reduce", "backward", *link): each for link in ((0, 1), (1, 0))}
 
@@ -110,13 +63,13 @@ def test_fsdp_gathers_each_block_twice_the_rest_once_and_scatters_all_gradients_
         ("all_gather", "backward"): NUM_LAYERS * block,
         ("reduce_scatter", "backward"): NUM_LAYERS * block + rest,
     }
-    for answer in processes(2, on_rank_train, "fsdp", 0.0, 1, "dense"):
+    for answer in processes(2, on_rank_train, "fsdp", 0.0, *WAYS["dense"][1:]):
         assert packets_by_link(answer) == {(*key, *link): n for key, n in expected.items() for link in ((0, 1), (1, 0))}
 
 
 def test_two_by_two_loses_packets_along_both_axes(processes: Callable) -> None:
     """Tensor-parallel ranks 0, 1 and 2, 3; replicas of a shard are 0, 2 and 1, 3."""
-    answers = processes(4, on_rank_train, "fsdp", 0.3, 2, "lossytp")
+    answers = processes(4, on_rank_train, "fsdp", 0.3, *WAYS["TP in processes"][1:])
     for rank, answer in enumerate(answers):
         lost = {(row["operation"], row["src"], row["dst"]): row["lost"] for row in answer["table"]}
         first = rank // 2 * 2
@@ -125,3 +78,335 @@ def test_two_by_two_loses_packets_along_both_axes(processes: Callable) -> None:
         assert sums == {(first, first + 1), (first + 1, first)}
         assert others == {(rank % 2, rank % 2 + 2), (rank % 2 + 2, rank % 2)}
         assert all(lost.values())
+
+
+# processes, tensor-parallel ranks, implementation, whether activations are checkpointed
+WAYS = {
+    "dense": (2, 1, "dense", False),
+    "virtual ranks": (2, 2, "lossytp", True),
+    "TP in processes": (4, 2, "lossytp", False),
+}
+
+
+def on_rank_train(replicas: str, loss_rate: float, size: int, implementation: str, again: bool) -> dict[str, Any]:
+    lossy = network(loss_rate)
+    layout = join(lossy, data_parallel_size=2, tensor_parallel_size=size)
+    batch = share(whole_batch(), layout)
+
+    def built() -> Any:
+        dense = tiny_gpt2("classifier")
+        if again:
+            dense.activation_checkpointing_enable({"use_reentrant": False})
+        return spread(dense, lossy, layout, implementation, replicas)
+
+    def put_together(part: Callable[[Tensor], Any]) -> dict[str, Tensor]:
+        return whole(model, tiny_gpt2("classifier"), lossy, layout, implementation, part=part)
+
+    model = built()
+    if replicas == "custom fsdp":
+        with torch.no_grad():
+            model(**batch)
+    lossy.counters.load_state_dict({"packets": [], "messages": []})
+    model(**batch).loss.backward()
+    first, table = put_together(lambda parameter: parameter.grad), lossy.counters.rows()
+    model = built()
+    losses = training_losses(model, batch, steps=NUM_STEPS)
+    sharded = {isinstance(parameter, DTensor) or parameter.ndim == 1 for parameter in model.parameters()}
+    trained = put_together(lambda parameter: parameter)
+    return {"gradients": first, "losses": losses, "trained": trained, "table": table, "sharded": sharded == {True}}
+
+
+def mean_losses(answers: list[dict]) -> list[float]:
+    return torch.tensor([answer["losses"] for answer in answers], dtype=torch.float64).mean(0).tolist()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("replicas", REPLICAS)
+def test_replicas_train_as_one_process_on_the_whole_batch_but_for_lost_packets(
+    processes: Callable, replicas: str, way: str
+) -> None:
+    number, *how = WAYS[way]
+    first, dense = gradients(tiny_gpt2("classifier"), whole_batch()), tiny_gpt2("classifier")
+    losses = training_losses(dense, whole_batch(), steps=NUM_STEPS)
+    trained = {name: parameter.detach() for name, parameter in dense.named_parameters()}
+    answers = processes(number, on_rank_train, replicas, 0.0, *how)
+    assert mean_losses(answers) == pytest.approx(losses, rel=1e-9)
+    assert answers[0]["losses"] != answers[-1]["losses"], "each replica has examples of its own"
+    for answer in answers:
+        assert gradient_error(answer["gradients"], first) < 1e-12
+        assert gradient_error(answer["trained"], trained) < 1e-6  # a key bias has no gradient, but Adam moves it
+        assert answer["sharded"] == ("fsdp" in replicas)
+    answers = processes(number, on_rank_train, replicas, 0.05, *how)
+    for answer in answers:
+        assert gradient_error(answer["gradients"], first) > 0.01
+        lost = {(row["operation"], row["direction"]): row["lost"] for row in answer["table"]}
+        if "fsdp" in replicas:
+            assert {
+                ("all_gather", "forward"),
+                ("all_gather", "backward"),
+                ("reduce_scatter", "backward"),
+            } <= lost.keys()
+        assert all(lost.values())
+    assert mean_losses(answers) != pytest.approx(losses, rel=1e-4)
+
+
+def shape(family: str) -> PreTrainedModel:
+    return tiny_gpt2(dtype=torch.float32) if family == "gpt2" else tiny(family, dtype=torch.float32)
+
+
+def on_rank_train_in_float32(family: str) -> dict[str, list[float]]:
+    layout = join(network(0.0), data_parallel_size=2)
+    return {
+        replicas: training_losses(
+            in_replicas(shape(family), layout, replicas),
+            share({name: tensor[:6] for name, tensor in tiny_batch().items()}, layout),
+            steps=30,
+        )
+        for replicas in REPLICAS
+    }
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "llama, tied"])
+def test_every_way_has_the_single_process_curve(processes: Callable, family: str) -> None:
+    expected = training_losses(shape(family), {name: tensor[:6] for name, tensor in tiny_batch().items()}, steps=30)
+    assert expected[-1] < 0.7 * expected[0]
+    answers = processes(2, on_rank_train_in_float32, family)
+    for replicas in REPLICAS:
+        mean = torch.tensor([answer[replicas] for answer in answers]).mean(0)
+        assert mean.tolist() == pytest.approx(expected, rel=1e-4), replicas
+
+
+SMALL_BYTES = 2**15  # about six buckets
+
+
+def tensors_of(model: Any) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.module.named_parameters()}
+
+
+def links(lossy: ltp.LossyNetwork) -> list[tuple]:
+    return sorted(
+        (row["operation"], row["src"], row["dst"], row["packets"], row["lost"]) for row in lossy.counters.rows()
+    )
+
+
+def on_rank_step(replicas: str, loss_rate: float) -> tuple[dict[str, Tensor], list[tuple]]:
+    lossy = network(loss_rate)
+    layout = join(lossy, data_parallel_size=2)
+    model = in_replicas(tiny_gpt2("classifier"), layout, replicas)
+    model(**share(whole_batch(), layout)).loss.backward()
+    return tensors_of(model), links(lossy)
+
+
+@pytest.mark.parametrize("loss_rate", [0.0, 0.05])
+def test_gradients_and_packets_are_those_of_pytorch(processes: Callable, loss_rate: float) -> None:
+    """Both send one message here, and lay gradients out in another order: the same packets, with other numbers."""
+    dense = gradients(tiny_gpt2("classifier"), whole_batch())
+    for own, pytorch in zip(
+        *(processes(2, on_rank_step, replicas, loss_rate) for replicas in ("custom ddp", "ddp")), strict=True
+    ):
+        assert own[1] == pytorch[1]
+        assert sum(lost for *_, lost in own[1]) > 0 if loss_rate else own[1]
+        assert gradient_error(own[0], dense) > 0.01 if loss_rate else gradient_error(own[0], dense) < 1e-12
+        if not loss_rate:
+            assert all(torch.equal(own[0][name], pytorch[0][name]) for name in dense)
+
+
+def on_rank_accumulate() -> tuple[int, int, dict[str, Tensor], dict[str, Tensor]]:
+    """Packets during and after two passes in `no_sync`; this replica's sum, and what replicas have after a third."""
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    model = BucketedDDP(tiny_gpt2("classifier"), layout.process_group("dp"), bucket_bytes=SMALL_BYTES)
+    batch = share(whole_batch(), layout)
+    with model.no_sync():
+        for row in (0, 1):
+            model(**{name: tensor[row : row + 1] for name, tensor in batch.items()}).loss.backward()
+    alone, sent = tensors_of(model), len(links(lossy))
+    model(**{name: tensor[2:] for name, tensor in batch.items()}).loss.backward()
+    return sent, len(links(lossy)), alone, tensors_of(model)
+
+
+def test_no_sync_adds_up_until_the_next_backward_averages(processes: Callable) -> None:
+    dense = tiny_gpt2("classifier")
+    expected = {name: torch.zeros_like(parameter) for name, parameter in dense.named_parameters()}
+    for row in range(6):
+        for name, gradient in gradients(dense, {k: v[row : row + 1] for k, v in whole_batch().items()}).items():
+            expected[name] += gradient / 2  # the mean over replicas of three examples' sum
+    answers = processes(2, on_rank_accumulate)
+    assert gradient_error(answers[0][2], answers[1][2]) > 0.01, "two passes leave each replica its own sum"
+    for sent, sent_at_last, _, averaged in answers:
+        assert (sent, sent_at_last) == (0, 2)
+        assert gradient_error(averaged, expected) < 1e-12
+
+
+def on_rank_watch() -> tuple[int, list[int], list[Tensor]]:
+    """Buckets; how many were under way as each gradient of the first block came; the parameters after joining."""
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    dense = tiny_gpt2("classifier")
+    with torch.no_grad():
+        dense.transformer.wpe.weight += layout.data_index  # the replicas start apart
+    model = BucketedDDP(dense, layout.process_group("dp"), bucket_bytes=SMALL_BYTES)
+    started = [parameter.detach().clone() for parameter in model.parameters()]
+    under_way: list[int] = []
+    for parameter in dense.transformer.h[0].parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: under_way.append(sum(bucket.work is not None for bucket in model.buckets))
+        )
+    model(**share(whole_batch(), layout)).loss.backward()
+    assert all(bucket.work is None for bucket in model.buckets), "backward waits for all at its end"
+    return len(model.buckets), under_way, started
+
+
+def test_messages_leave_before_backward_has_ended(processes: Callable) -> None:
+    answers = processes(2, on_rank_watch)
+    for buckets, under_way, _ in answers:
+        assert buckets > 4
+        assert 0 < min(under_way) < max(under_way) < buckets
+    assert all(torch.equal(*pair) for pair in zip(answers[0][2], answers[1][2], strict=True)), "all start as the first"
+
+
+class Half(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.frozen = (nn.Linear(3, 3) for _ in range(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(self.used(x))
+
+
+def on_rank_leave_out() -> str:
+    layout = join(network(0.0), data_parallel_size=2)
+    model = BucketedDDP(Half(), layout.process_group("dp"))
+    with pytest.raises(RuntimeError) as error:
+        model(torch.ones(2, 3)).sum().backward()
+    return str(error.value)
+
+
+def test_a_parameter_without_a_gradient_is_named(processes: Callable) -> None:
+    assert all("unused.bias" in message for message in processes(2, on_rank_leave_out))
+
+
+def on_rank_fail_once(replicas: str) -> dict[str, Tensor]:
+    """Gradients of the pass after one whose backward failed in the first block."""
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    model = in_replicas(tiny_gpt2("classifier"), layout, replicas)
+
+    def fail(gradient: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    mlp = model.module.transformer.h[0].mlp
+    hook = mlp.register_forward_hook(lambda module, given, output: output.register_hook(fail) and None)
+    with pytest.raises(KeyboardInterrupt):
+        model(**share(whole_batch(), layout)).loss.backward()
+    hook.remove()
+    model.zero_grad()
+    model(**share(whole_batch(), layout)).loss.backward()
+    return whole(model, tiny_gpt2("classifier"), lossy, layout, "dense")
+
+
+@pytest.mark.parametrize("replicas", ["custom ddp", "custom fsdp"])
+def test_a_failed_backward_leaves_nothing_behind(processes: Callable, replicas: str) -> None:
+    dense = gradients(tiny_gpt2("classifier"), whole_batch())
+    for answer in processes(2, on_rank_fail_once, replicas):
+        assert gradient_error(answer, dense) < 1e-12
+
+
+def on_rank_compare(replicas: str) -> list[tuple]:
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    in_replicas(tiny_gpt2("classifier"), layout, replicas)(**share(whole_batch(), layout)).loss.backward()
+    return traffic(lossy)
+
+
+def traffic(lossy: ltp.LossyNetwork) -> list[tuple]:
+    return [(row["operation"], row["direction"], row["src"], row["packets"]) for row in lossy.counters.rows()]
+
+
+def test_traffic_is_that_of_pytorch_but_for_its_padding(processes: Callable) -> None:
+    own, pytorch = (processes(2, on_rank_compare, replicas)[0] for replicas in ("custom fsdp", "fsdp"))
+    assert [row[:3] for row in own] == [row[:3] for row in pytorch]
+    for mine, theirs in zip(own, pytorch, strict=True):
+        assert 0.99 * theirs[3] < mine[3] <= theirs[3]
+
+
+class Chain(nn.Sequential):
+    def forward(self, x: Tensor, *, again: bool) -> Tensor:
+        for block in self:
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+        return x
+
+
+def on_rank_checkpoint(again: bool) -> tuple[list[tuple], dict[str, Tensor]]:
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    torch.manual_seed(0)
+    chain = Chain(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double() for _ in range(3)))
+    model = FlatFSDP(chain, layout.process_group("dp"), blocks=list(chain))
+    with set_checkpoint_early_stop(False):  # the block's last hooks run again too
+        model(torch.ones(1, 8, dtype=torch.float64), again=again).square().sum().backward()
+    return traffic(lossy), model.whole(lambda piece: piece.grad)
+
+
+def test_computing_a_block_again_in_backward_gathers_nothing_again(processes: Callable) -> None:
+    (once, gradients_once), (again, gradients_again) = (
+        processes(2, on_rank_checkpoint, each)[0] for each in (False, True)
+    )
+    assert again == once
+    assert gradient_error(gradients_again, gradients_once) < 1e-12
+
+
+def on_rank_measure() -> dict[str, Any]:
+    """Elements in memory before, within and after a step, of this replica."""
+    layout = join(network(0.0), data_parallel_size=2)
+    model = in_replicas(tiny_gpt2("classifier"), layout, "custom fsdp")
+    optimizer = torch.optim.AdamW(model.parameters())
+    gathered = lambda: [unit.flat_P.untyped_storage().nbytes() // 8 for unit in model.units]  # noqa: E731
+    seen = []
+    for block in model.module.transformer.h:
+        block.mlp.register_forward_hook(lambda *_: seen.append(sum(n > 0 for n in gathered())))
+    before = sum(gathered())
+    loss = model(**share(whole_batch(), layout)).loss
+    between = gathered()
+    loss.backward()
+    after = sum(gathered())
+    optimizer.step()
+    pieces = [(piece.numel(), piece.grad.numel()) for piece in model.parameters()]
+    state = sum(tensor.numel() for each in optimizer.state.values() for tensor in (each["exp_avg"], each["exp_avg_sq"]))
+    return {"before": before, "between": between, "after": after, "seen": seen, "pieces": pieces, "state": state}
+
+
+def test_each_replica_holds_half_and_gathers_a_block_at_a_time(processes: Callable) -> None:
+    dense = tiny_gpt2("classifier")
+    total = sum(parameter.numel() for parameter in dense.parameters())
+    block = sum(parameter.numel() for parameter in dense.transformer.h[0].parameters())
+    rest = total - NUM_LAYERS * block
+    answers = processes(2, on_rank_measure)
+    for answer in answers:
+        held = sum(parameters for parameters, _ in answer["pieces"])
+        assert abs(held - total / 2) < 2 * (NUM_LAYERS + 1), "but for padding"
+        assert sum(gradients for _, gradients in answer["pieces"]) == held
+        assert answer["state"] == 2 * held
+        assert answer["before"] == answer["after"] == 0
+        assert answer["between"] == [rest + rest % 2, *[0] * NUM_LAYERS]
+        assert answer["seen"] == [2] * NUM_LAYERS, "the rest and one block"
+    assert sum(parameters for answer in answers for parameters, _ in answer["pieces"]) == total
+
+
+def test_one_unit_has_one_dtype() -> None:
+    parameters = [
+        (Member(name, []), nn.Parameter(torch.ones(2, dtype=dtype)))
+        for name, dtype in (("a", torch.float32), ("b", torch.float64))
+    ]
+    with pytest.raises(ValueError, match="one dtype"):
+        FlatUnit(parameters, FakeProcessGroup(2, 0))  # type: ignore[arg-type]
+
+
+def test_a_models_units_go_to_the_default_device_one_after_the_other() -> None:
+    """So that the whole model need not fit there; "meta" stands for an accelerator."""
+    dense: Any = tiny_gpt2("classifier")
+    with torch.device("meta"):
+        sharded = FlatFSDP(dense, FakeProcessGroup(2, 0), blocks=dense.transformer.h)  # type: ignore[arg-type]
+    assert {parameter.device.type for parameter in sharded.parameters()} == {"meta"}
+    assert sum(unit.flat_P.untyped_storage().nbytes() for unit in sharded.units) == 0

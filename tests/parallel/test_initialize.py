@@ -19,9 +19,8 @@ import torch.distributed as dist
 
 import lossytp as ltp
 from lossytp.parallel import backend as initialize
-from lossytp.parallel.backend import backend_for, this_device, wrapped_backend
+from lossytp.parallel.backend import this_device, wrapped_backend
 from lossytp.parallel.group import under_torchrun
-from lossytp.parallel.process_group import LossyProcessGroup
 from tests.ports import held_port
 
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -50,86 +49,9 @@ def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable:
     return put
 
 
-def test_under_torchrun_when_all_variables_are_set(torchrun: Callable) -> None:
-    torchrun()
-    assert under_torchrun() is True
-    torchrun(**dict.fromkeys(VARIABLES))
-    assert under_torchrun() is False
-
-
-@pytest.mark.parametrize(
-    ("given", "missing"),
-    [
-        (["RANK"], "WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
-        (["WORLD_SIZE", "RANK"], "MASTER_ADDR, MASTER_PORT"),
-        (["RANK", "MASTER_PORT", "MASTER_ADDR"], "WORLD_SIZE"),
-        (["MASTER_PORT"], "RANK, WORLD_SIZE, MASTER_ADDR"),
-    ],
-)
-def test_some_variables_without_the_others_are_refused(torchrun: Callable, given: list[str], missing: str) -> None:
-    torchrun(**{name: None for name in VARIABLES if name not in given})
-    first = next(name for name in VARIABLES if name in given)
-    with pytest.raises(ValueError, match=f"^{first} is set but {missing} is not: start with torchrun, which sets "):
-        under_torchrun()
-
-
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT"])
-@pytest.mark.parametrize("value", ["one", "-1", "", "1.5"])
-def test_variables_that_are_no_whole_numbers_are_refused(torchrun: Callable, name: str, value: str) -> None:
-    torchrun(**{name: value})
-    with pytest.raises(ValueError, match=f"^{name} = {value!r} is not a (whole number|port, 1 to 65535)"):
-        under_torchrun()
-
-
-@pytest.mark.parametrize(
-    ("changes", "settings", "message"),
-    [
-        ({"RANK": "2"}, {}, "RANK = 2 is not below WORLD_SIZE = 2: number the ranks from 0"),
-        (dict.fromkeys(VARIABLES), {}, "torch.distributed needs several processes: start with torchrun --standalone "),
-        ({"RANK": None}, {}, "WORLD_SIZE is set but RANK is not: start with torchrun"),
-        ({}, {"wraps": "mpi"}, "wraps = 'mpi' is unknown: choose one of gloo, nccl"),
-        (
-            {},
-            {"algorithm": "rings"},
-            "algorithm = 'rings' is unknown: choose one of direct, ring, sender, switch, tree",
-        ),
-        ({}, {"repair": "magic"}, "repair = 'magic' is unknown: choose one of zero, rescale"),
-    ],
-)
-def test_what_cannot_start_is_refused_at_once(torchrun: Callable, changes: dict, settings: dict, message: str) -> None:
-    torchrun(**changes)
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        ltp.init_process_group(network(), **settings)
-    assert not dist.is_initialized()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rank", "message"),
-    [
-        ("0", "rank 0 waits for rank 1 of 2, in vain for timeout_s = 1 seconds: start it, or correct WORLD_SIZE"),
-        ("1", r"rank 1 waits for rank 0 at 127.0.0.1:\d+, in vain for timeout_s = 1 seconds: start it, or correct "),
-    ],
-)
-def test_ranks_that_do_not_come_are_told(torchrun: Callable, rank: str, message: str) -> None:
-    started = time.monotonic()
+def run_alone(program: str) -> subprocess.CompletedProcess:
     with held_port() as port:
-        torchrun(RANK=rank, MASTER_PORT=str(port))
-        with pytest.raises(ValueError, match=f"^{message}"):
-            ltp.init_process_group(network(), timeout_s=1)
-    assert time.monotonic() - started < 15
-
-
-@pytest.mark.slow
-def test_a_long_wait_is_told_before_it_ends(
-    torchrun: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr(initialize, "SILENT_S", 0.2)
-    with held_port() as port:
-        torchrun(MASTER_PORT=str(port))
-        with pytest.raises(ValueError, match="in vain"):
-            ltp.init_process_group(network(), timeout_s=1)
-    assert capsys.readouterr().err == "rank 0 waits for rank 1 of 2, for timeout_s = 1 seconds at most\n"
+        return run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)})
 
 
 def run_in_a_process(program: str, **variables: str) -> subprocess.CompletedProcess:
@@ -151,82 +73,7 @@ def test_a_port_in_use_is_told() -> None:
             "ltp.init_process_group(network, timeout_s=10)", **VARIABLES | {"MASTER_PORT": str(port)}
         )
     assert done.returncode == 1
-    message = f"ValueError: MASTER_PORT = {port} is in use on 127.0.0.1: choose another, the same for all ranks"
-    assert done.stderr.splitlines()[-1] == message
-
-
-@pytest.mark.slow
-def test_a_process_alone_is_a_group_of_one() -> None:
-    """Which sends nothing, and so loses nothing."""
-    program = """
-        ltp.init_process_group(network, algorithm="sender")
-        import torch
-        x = torch.ones(5000)
-        dist.all_reduce(x)
-        print(dist.get_world_size(), dist.get_backend(), x.sum().item(), len(network.report()))
-        """
-    with held_port() as port:
-        done = run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)})
-    assert done.stdout.split() == ["1", "lossy", "5000.0", "0"], done.stderr
-
-
-def test_reliable_without_a_group_says_what_to_do(torchrun: Callable) -> None:
-    torchrun()
-    message = "no lossy process group is running: call init_process_group first, or use network.reliable()"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"), ltp.reliable():
-        raise AssertionError("the block ran")
-
-
-def on_rank_end() -> None:
-    ltp.init_process_group(network())
-    dist.destroy_process_group()
-    with pytest.raises(ValueError, match="no lossy process group is running"), ltp.reliable():
-        raise AssertionError("the block ran")
-
-
-def test_reliable_after_the_group_has_ended_says_what_to_do(processes: Callable) -> None:
-    processes(2, on_rank_end)
-
-
-@pytest.mark.slow
-def test_a_group_may_begin_again_once_it_has_ended() -> None:
-    program = """
-        import torch
-        for _ in range(2):
-            ltp.init_process_group(network)
-            dist.all_reduce(torch.ones(2))
-            dist.destroy_process_group()
-        print("again")
-        """
-    with held_port() as port:
-        done = run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)})
-    assert done.stdout.split() == ["again"], done.stderr
-
-
-def on_rank_start_by_hand() -> tuple:
-    ltp.init_process_group(network(1.0), algorithm="sender")
-    group = dist.group.WORLD
-    assert isinstance(group, LossyProcessGroup)
-    sub = dist.new_group([1, 0])
-    assert isinstance(sub, LossyProcessGroup)
-    x_N = torch.ones(1000)
-    dist.all_reduce(x_N)
-    with ltp.reliable():
-        inside = group.network.suspended
-    return (
-        dist.get_backend(),
-        dist.get_rank(),
-        group.ranks,
-        group.size(),
-        x_N.sum().item(),
-        inside,
-        sub.network.suspended,
-    )
-
-
-def test_ranks_started_by_hand_find_each_other(processes: Callable) -> None:
-    for rank, answer in enumerate(processes(2, on_rank_start_by_hand)):
-        assert answer == ("lossy", rank, (0, 1), 2, 0.0, True, False)
+    assert done.stderr.splitlines()[-1].startswith(f"ValueError: MASTER_PORT = {port} is in use on 127.0.0.1: ")
 
 
 @pytest.mark.slow
@@ -286,20 +133,6 @@ def test_processes_that_were_started_differently_are_told_so_on_every_rank(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "backend"),
-    [
-        (["a", "b"], "nccl"),
-        (["a", "a"], "gloo"),  # which NCCL refuses
-        (["a", "b", "a"], "gloo"),
-        (["", ""], "gloo"),
-        (["a", ""], "gloo"),
-    ],
-)
-def test_nccl_carries_messages_if_each_rank_has_a_gpu_of_its_own(gpus: list[str], backend: str) -> None:
-    assert backend_for(gpus) == backend
-
-
-@pytest.mark.parametrize(
     ("visible", "local_rank", "device"),
     [(0, "1", "cpu"), (1, "1", "cuda:0"), (2, "1", "cuda:1"), (2, "3", "cuda:1"), (4, None, "cuda:2")],
 )
@@ -334,7 +167,8 @@ def on_rank_see_gpus(uuids: list[list[str]]) -> tuple[str | None, list[str], flo
     [
         ([["a", "b"], ["a", "b"]], "nccl", ["cuda:0", "cuda:1"]),  # torchrun
         ([["a"], ["b"]], "nccl", ["cuda:0", "cuda:0"]),  # CUDA_VISIBLE_DEVICES of its own for each
-        ([["a"], ["a"]], "gloo", ["cuda:0", "cuda:0"]),
+        ([["a"], ["a"]], "gloo", ["cuda:0", "cuda:0"]),  # which NCCL refuses
+        ([[""], [""]], "gloo", ["cuda:0", "cuda:0"]),  # unknown
         ([["a", "b"], ["c"]], "nccl", ["cuda:0", "cuda:0"]),  # machines that differ
     ],
 )
@@ -342,22 +176,6 @@ def test_all_ranks_choose_one_backend_from_what_each_sees(
     processes: Callable, uuids: list[list[str]], backend: str, devices: list[str]
 ) -> None:
     assert processes(2, on_rank_see_gpus, uuids) == [(backend, [device], 4.0) for device in devices]
-
-
-def on_rank_see_no_gpu() -> str:
-    """Join where only rank 0 sees a GPU."""
-    with (
-        patch.object(torch.cuda, "device_count", lambda: int(os.environ["RANK"] == "0")),
-        patch.object(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a")),
-        pytest.raises(ValueError, match="device = 'cuda' on rank 0 and 'cpu' on rank 1") as error,
-    ):
-        ltp.init_process_group(network(), wraps="auto")
-    return str(error.value)
-
-
-def test_a_gpu_on_some_ranks_alone_is_refused(processes: Callable) -> None:
-    first, second = processes(2, on_rank_see_no_gpu)
-    assert first == second
 
 
 def on_rank_wait_in_vain() -> float:
@@ -429,6 +247,86 @@ def test_nccl_carries_a_group_of_one() -> None:
         dist.all_reduce(x)
         print(dist.get_world_size(), dist.get_backend(), x.sum().item())
         """
-    with held_port() as port:
-        done = run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)})
+    done = run_alone(program)
     assert done.stdout.split() == ["1", "lossy", "5000.0"], done.stderr
+
+
+def test_under_torchrun_when_all_variables_are_set(torchrun: Callable) -> None:
+    torchrun()
+    assert under_torchrun() is True
+    torchrun(**dict.fromkeys(VARIABLES))
+    assert under_torchrun() is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"RANK": "2"}, {}, "RANK = 2 is not below WORLD_SIZE = 2"),
+        *(
+            ({name: value}, {}, f"{name} = ")
+            for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")
+            for value in ("-1", "1.5")
+        ),
+        (dict.fromkeys(VARIABLES), {}, "torch.distributed needs several processes"),
+        ({"RANK": None}, {}, "WORLD_SIZE is set but RANK is not"),
+        ({"MASTER_ADDR": None, "MASTER_PORT": None}, {}, "RANK is set but MASTER_ADDR, MASTER_PORT is not"),
+        ({}, {"wraps": "mpi"}, "wraps = 'mpi'"),
+        ({}, {"algorithm": "rings"}, "algorithm = 'rings'"),
+        ({}, {"repair": "magic"}, "repair = 'magic'"),
+    ],
+)
+def test_what_cannot_start_is_refused_at_once(torchrun: Callable, changes: dict, settings: dict, message: str) -> None:
+    torchrun(**changes)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        ltp.init_process_group(network(), **settings)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_group_may_begin_again_once_it_has_ended() -> None:
+    program = """
+        import torch
+        for _ in range(2):
+            ltp.init_process_group(network)
+            x = torch.ones(5000)
+            dist.all_reduce(x)  # a group of one sends nothing
+            assert (dist.get_backend(), x.sum().item(), len(network.report())) == ("lossy", 5000.0, 0)
+            dist.destroy_process_group()
+            try:
+                ltp.reliable().__enter__()
+            except ValueError as error:
+                print(str(error).split(":")[0])
+        """
+    done = run_alone(program)
+    assert done.stdout.splitlines() == ["no lossy process group is running"] * 2, done.stderr
+
+
+def on_rank_start_twice() -> tuple[float, float]:
+    ltp.init_process_group(network(1.0))
+    with pytest.raises(ValueError, match="initialised already"):
+        ltp.init_process_group(network(0.0))
+    x, lossy = torch.ones(4000), torch.ones(4000)
+    with ltp.reliable():
+        dist.all_reduce(x)
+    dist.all_reduce(lossy, group=dist.new_group())
+    return x.sum().item(), lossy.sum().item()
+
+
+def test_a_second_start_is_refused_and_changes_nothing(processes: Callable) -> None:
+    """`reliable()` and new groups are still those of the first network."""
+    assert processes(2, on_rank_start_twice) == [(8000.0, 4000.0)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "others"), [("0", "rank 1 of 2"), ("1", r"rank 0 at 127.0.0.1:\d+")])
+def test_ranks_that_do_not_come_are_told_also_before_the_wait_ends(
+    torchrun: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, rank: str, others: str
+) -> None:
+    monkeypatch.setattr(initialize, "SILENT_S", 0.2)
+    started = time.monotonic()
+    with held_port() as port:
+        torchrun(RANK=rank, MASTER_PORT=str(port))
+        with pytest.raises(ValueError, match=f"^rank {rank} waits for {others}, in vain for timeout_s = 1 seconds: "):
+            ltp.init_process_group(network(), timeout_s=1)
+    assert time.monotonic() - started < 15
+    assert re.match(f"rank {rank} waits for {others}, for timeout_s = 1 seconds at most\n$", capsys.readouterr().err)

@@ -1,61 +1,151 @@
-"""What is reliable over the backend `lossy`, what its groups lose, and what it counts.
+"""The backend `lossy`: plain gloo, or the reference; what is reliable, what its groups lose, and what it counts.
 
-Functions named `on_rank_...` run in every process. N elements of a message.
+Functions named `on_rank_...` run in every process. R ranks, N elements of a message.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._distributed_c10d import _register_work
+from torch.distributed._functional_collectives import wait_tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import lossytp as ltp
+from lossytp.network.routes import ALGORITHMS
 from lossytp.network.scope import Counters
-from tests.parallel.backend_reference import WIRE, Reference, network
-from tests.parallel.operations import LOSSY, RELIABLE, whole_numbers
+from lossytp.parallel.process_group import Then
+from tests.parallel.operations import LOSSY, RELIABLE, REPAIRS, WIRE, Reference, network, new_group, whole_numbers
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+SIZES = [9, 61]  # elements for each rank of a message, which fill no whole number of packets
+INEXACT = ("rescale", "local", "hadamard", "protect")
+SENT_AGAIN = ("fec(3, 2)", "retransmit(1)")  # little is missing then
+ESSENTIAL = ["all_reduce", "all_reduce, async", "all_reduce, mean", "all_reduce, coalesced", "reduce_scatter"]
+ESSENTIAL += ["all_gather", "all_gather, list", "all_to_all", "send"]
 
 
-def on_rank_need_stale(reliable_gather: bool) -> list[str]:
-    ltp.init_process_group(network(), repair="stale", reliable_gather=reliable_gather)
-    told = []
+def on_rank_compare_with_gloo() -> list[str]:
+    lossless = network(0.0)
+    ltp.init_process_group(lossless, repair="rescale")
+    gloo, wrong = dist.new_group(backend="gloo"), []
+    groups = {"direct": dist.group.WORLD}
+    for algorithm, repair in [("ring", "hadamard(4)"), ("tree", "fec(3, 2)"), ("switch", "local"), ("sender", "zero")]:
+        groups[algorithm] = new_group(lossless, algorithm=algorithm, repair=repair, reliable_gather=False)
+    for algorithm, group in groups.items():
+        for name, run in {**RELIABLE, **{name: run for name, (run, _) in LOSSY.items()}}.items():
+            for dtype in DTYPES if algorithm == "direct" else DTYPES[:1]:
+                x_N = whole_numbers(dist.get_rank(), 61 * dist.get_world_size()).sin().to(dtype)
+                lossy, plain = run(x_N, group), run(x_N, gloo)
+                if not all(map(torch.equal, lossy, plain)) or len(lossy) != len(plain):
+                    wrong.append(f"{name} of {dtype} by {algorithm}")
+    return wrong
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_without_losses_is_bitwise_plain_gloo(processes: Callable, num_ranks: int) -> None:
+    assert processes(num_ranks, on_rank_compare_with_gloo) == [[]] * num_ranks
+
+
+def compare_with_reference(lossy: ltp.LossyNetwork, seed: int, names: Any, *how: Any) -> tuple:
+    """What was wrong; the operations that lost something; and this rank's sums."""
+    group = new_group(lossy, **dict(zip(("algorithm", "repair", "reliable_gather"), how, strict=True)))
+    me, num_ranks = dist.get_rank(), dist.get_world_size()
+    reference = Reference(seed, group, *how)
+    wrong, lost, sums = [], set(), []
+    for dtype in DTYPES if how == ("direct", "zero", True) else DTYPES[:1]:
+        reference.room = 32 // dtype.itemsize
+        few = 700 if how[1] in SENT_AGAIN else 200 if "protect" in how[1] else 61
+        for size in SIZES if how[1:] == ("zero", True) else [few]:
+            messages = [whole_numbers(rank, size * num_ranks, dtype) for rank in range(num_ranks)]
+            exact = not any(name in how[1] for name in INEXACT)
+            messages = messages if exact else [message.sin() for message in messages]  # no two packets are as strong
+            for name in names:
+                run, expect = LOSSY[name]
+                before = messages[me].clone()
+                results = run(messages[me], group)
+                expected = expect(reference, [message.tolist() for message in messages])
+                for result, values in zip(results, expected, strict=True):
+                    wanted = torch.tensor(values, dtype=dtype)  # which rounds a mean
+                    tolerances = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-6, "atol": 1e-5}
+                    if not torch.allclose(result.flatten(), wanted, **tolerances):  # sums of whole numbers are exact
+                        wrong.append(f"{name} of {size} {dtype}, {how}")
+                if not torch.equal(messages[me], before):
+                    wrong.append(f"{name} changed what it was given")
+                sums += [results[0].tolist()] if name == "all_reduce" else []
+                with lossy.reliable():
+                    if not all(map(torch.equal, results, run(messages[me], group))):
+                        lost.add(name)
+    return wrong, lost, sums
+
+
+def on_rank_compare_every_repair(algorithm: str, seed: int) -> list[tuple]:
+    lossy = network()
+    ltp.init_process_group(lossy)
+    repairs = [repair for repair in REPAIRS if (algorithm, repair) != ("sender", "local")]  # which is refused
+    if algorithm in ("sender", "direct"):  # in the others no single process knows what a packet carries
+        repairs += ["protect(0.2)", "protect(0.2) + hadamard(4)"]
+    return [
+        compare_with_reference(lossy, seed, ESSENTIAL if number else LOSSY, algorithm, repair, reliable_gather)
+        for number, (repair, reliable_gather) in enumerate(itertools.product(repairs, (True, False)))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "num_ranks"), [*((algorithm, 3) for algorithm in ALGORITHMS), ("direct", 2), ("ring", 4), ("tree", 4)]
+)
+def test_equals_the_naive_reference(processes: Callable, algorithm: str, num_ranks: int) -> None:
+    """Whatever the repair. What is gathered reliably is the same on every rank, and else not."""
+    by_rank = processes(num_ranks, on_rank_compare_every_repair, algorithm, 3)
+    for number, answers in enumerate(zip(*by_rank, strict=True)):
+        wrongs, losts, sums = zip(*answers, strict=True)
+        assert list(wrongs) == [[]] * num_ranks
+        lost, ran = set.union(*losts), set(ESSENTIAL) if number else LOSSY.keys()
+        assert lost == ran, "without losses it proves nothing"
+        reliable_gather = number % 2 == 0 or algorithm == "sender"
+        assert all(each == sums[0] for each in sums) == reliable_gather
+
+
+def on_rank_compare_with_another_seed() -> set[str]:
+    lossy = network()
+    ltp.init_process_group(lossy)
+    wrong, *_ = compare_with_reference(lossy, 4, LOSSY, "direct", "zero", False)
+    return {line.split(" of ")[0] for line in wrong}
+
+
+def test_a_reference_of_another_seed_disagrees(processes: Callable) -> None:
+    """Control: every operation's comparison could fail."""
+    assert processes(2, on_rank_compare_with_another_seed) == [LOSSY.keys()] * 2
+
+
+def on_rank_need_stale() -> None:
+    ltp.init_process_group(network(), repair="stale", reliable_gather=False)
     for run, _ in LOSSY.values():
-        with pytest.raises(ValueError, match="stale") as error:
+        with pytest.raises(ValueError, match="repair"):
             run(torch.ones(400), dist.group.WORLD)
-        told.append(str(error.value))
     for run in RELIABLE.values():
         run(torch.ones(400), dist.group.WORLD)
     dist.all_reduce(torch.ones(8))  # a single packet
-    return told
 
 
 def test_stale_is_refused_where_it_is_first_needed(processes: Callable) -> None:
-    refusal = (
-        "repair = 'stale' does not work over the backend, which does not know which message follows which: choose "
-        "another"
-    )
-    assert processes(2, on_rank_need_stale, False) == [[refusal] * len(LOSSY)] * 2
+    processes(2, on_rank_need_stale)
 
 
-def on_rank_protect_partial_sums() -> list[str]:
+def on_rank_protect_partial_sums() -> None:
     ltp.init_process_group(network(), algorithm="ring", repair="protect(0.1)")
-    told = []
     for name in ("all_reduce", "reduce_scatter"):
-        with pytest.raises(ValueError, match="no single process knows") as error:
+        with pytest.raises(ValueError, match="repair"):
             LOSSY[name][0](torch.ones(400), dist.group.WORLD)
-        told.append(str(error.value))
     LOSSY["all_gather"][0](torch.ones(400), dist.group.WORLD)
-    return told
 
 
 def test_protect_is_refused_where_a_process_does_not_know_what_is_sent(processes: Callable) -> None:
-    refusal = (
-        "repair = 'protect(0.1)' does not work over the backend with algorithm = 'ring', whose packets carry sums that "
-        "no single process knows: choose direct or sender, or another repair"
-    )
-    assert processes(3, on_rank_protect_partial_sums) == [[refusal] * 2] * 3
+    processes(3, on_rank_protect_partial_sums)
 
 
 def on_rank_stay_reliable() -> tuple[list[str], list[str], bool]:
@@ -233,3 +323,136 @@ def test_the_same_seed_loses_the_same_and_evaluation_shifts_nothing(processes: C
     assert evaluated == training
     for during, around in zip(evaluation, training, strict=True):
         assert during not in (around[: len(LOSSY)], around[len(LOSSY) :])
+
+
+def on_rank_send_odd_tensors() -> dict[str, Any]:
+    """What gloo takes besides contiguous floats of one size, where everything is lost."""
+    ltp.init_process_group(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0)))
+    mine = 1.0 + 9 * dist.get_rank()
+    transposed = torch.full((40, 50), mine).t().requires_grad_()
+    dist.all_reduce(transposed)
+    weight = nn.Parameter(torch.ones(1000))
+    with torch.no_grad():
+        dist.all_reduce(weight)
+    outputs = [[torch.empty(800), torch.empty(3)] for _ in range(2)]
+    dist.all_gather_coalesced(outputs, [torch.full((800,), mine), torch.full((3,), mine)])
+    integers, floats = torch.empty(500, dtype=torch.int64), torch.empty(500)
+    dist.reduce_scatter(integers, [torch.ones(500, dtype=torch.int64)] * 2)
+    with ltp.reliable():
+        dist.reduce_scatter(floats, [torch.ones(500)] * 2)
+    return {
+        "transposed": (transposed.flatten().tolist(), transposed.is_leaf, transposed.is_contiguous()),
+        "parameter": weight.tolist(),
+        "coalesced": [[tensor.sum().item() for tensor in pair] for pair in outputs],
+        "reliable pieces": [integers.sum().item(), floats.sum().item()],
+    }
+
+
+def test_odd_tensors_lose_what_they_must(processes: Callable) -> None:
+    """Of (50, 40) elements each rank owns half of the rows. What is lost is no step of autograd."""
+    answers = processes(2, on_rank_send_odd_tensors)
+    for rank, answer in enumerate(answers):
+        assert answer["transposed"] == ([1.0] * 1000 + [10.0] * 1000, True, False)
+        assert answer["parameter"] == [1.0] * 1000
+        assert answer["reliable pieces"] == [1000, 1000.0]
+        others = [0.0, 3.0 * (1 + 9 * (1 - rank))]  # 800 floats are lost, three are less than a packet
+        assert answer["coalesced"][1 - rank] == others
+        assert answer["coalesced"][rank] == [800.0 * (1 + 9 * rank), 3.0 * (1 + 9 * rank)]
+
+
+def on_rank_begin(gathers: bool) -> list[bool]:
+    """The results lose packets once each, and the links are drawn in the order of the calls."""
+    lossy, repair = network(), "rescale" if gathers else "zero"
+    ltp.init_process_group(lossy, algorithm="ring", repair=repair, reliable_gather=False)
+    reference = Reference(3, dist.group.WORLD, "ring", repair, False)
+    messages = [[whole_numbers(rank, size).tolist() for rank in range(2)] for size in (800, 900, 1000)]
+    mine = [torch.tensor(parts[dist.get_rank()]) for parts in messages]
+    results = [torch.empty(2 * len(x)) for x in mine] if gathers else mine
+    works = [
+        dist.all_gather_into_tensor(result, x, async_op=True) if gathers else dist.all_reduce(x, async_op=True)
+        for result, x in zip(results, mine, strict=True)
+    ]
+    drawn = lossy.state_dict()
+    works[2].wait()  # in another order than begun
+    works[0].get_future().wait()
+    while not works[1].is_completed():
+        pass
+    once = [result.tolist() for result in results]
+    for work in works:
+        work.wait()
+        work.get_future().wait()
+    return [
+        once == [(reference.gather if gathers else reference.sum)(parts) for parts in messages],
+        once == [result.tolist() for result in results],
+        lossy.state_dict() == drawn,
+        all(work.is_completed() for work in works),
+    ]
+
+
+@pytest.mark.parametrize("gathers", [False, True], ids=["sums", "gathers"])
+def test_an_asynchronous_operation_loses_once_and_in_the_order_of_the_calls(processes: Callable, gathers: bool) -> None:
+    """Whether it was waited for, its future was, or it was asked until it had ended."""
+    assert processes(2, on_rank_begin, gathers) == [[True] * 4] * 2
+
+
+def on_rank_leave_the_waiting_to_torch() -> list[bool]:
+    """Hand each handle to C++ and forget it, as DDP's join does."""
+    ltp.init_process_group(network(1.0), reliable_gather=False)
+    group: Any = dist.group.WORLD
+    x_N, gathered_N, pieces = torch.ones(100), torch.ones(200), [torch.ones(100), torch.ones(100)]
+    lists = [[torch.ones(100), torch.ones(50)] for _ in range(2)]
+    operations: list[tuple[torch.Tensor, Callable[[], Any]]] = [
+        (x_N, lambda: dist.all_reduce(x_N, async_op=True)),
+        (gathered_N, lambda: dist.all_gather_into_tensor(gathered_N, torch.ones(100), async_op=True)),
+        (pieces[1 - dist.get_rank()], lambda: dist.all_gather(pieces, torch.ones(100), async_op=True)),
+        (lists[1 - dist.get_rank()][1], lambda: group.allgather_coalesced(lists, [torch.ones(100), torch.ones(50)])),
+    ]
+    answers = []
+    for tensor, begin in operations:
+        _register_work(tensor, begin())
+        answers.append(wait_tensor(tensor).eq(0).any().item())
+    return [*answers, not group._under_way]
+
+
+def test_cplusplus_can_wait_for_a_handle_that_python_has_forgotten(processes: Callable) -> None:
+    """A handle whose Python half is gone would wait for ever."""
+    assert processes(2, on_rank_leave_the_waiting_to_torch) == [[True] * 5] * 2
+
+
+def on_rank_ask_for_results() -> list:
+    """Values of the future and of `result()`, of several operations as one."""
+    ltp.init_process_group(network(0.0))
+    group: Any = dist.group.WORLD
+    answers = []
+    for _ in range(2):
+        outputs = [[torch.zeros(30), torch.zeros(20)] for _ in range(2)]
+        inputs = [torch.full((30,), 1.0 + dist.get_rank()), torch.full((20,), 3.0 + dist.get_rank())]
+        work = group.allgather_coalesced(outputs, inputs)
+        values = work.get_future().wait() if not answers else work.result()
+        answers.append([value.mean().item() for value in values])
+        answers.append([work.is_completed(), work.is_success(), work.exception()])
+    return answers
+
+
+def test_a_handle_of_several_has_their_results(processes: Callable) -> None:
+    each = [[1.0, 2.0, 3.0, 4.0], [True, True, None]] * 2
+    assert processes(2, on_rank_ask_for_results) == [each] * 2
+
+
+class _FakeWork:
+    def __init__(self, done: bool) -> None:
+        self.done, self.waited = done, 0
+
+    def wait(self, timeout: Any) -> bool:
+        self.waited += 1
+        return self.done
+
+    def is_completed(self) -> bool:
+        return self.done
+
+
+@pytest.mark.parametrize(("done", "all_done"), [([True, True], True), ([False, True], False), ([True, False], False)])
+def test_one_handle_of_several_waits_for_each(done: list[bool], all_done: bool) -> None:
+    works: Any = [_FakeWork(each) for each in done]
+    assert Then(works, [], set()).wait() == Then(works, [], set()).is_completed() == all_done
+    assert [work.waited for work in works] == [1, 1]

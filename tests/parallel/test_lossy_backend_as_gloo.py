@@ -19,8 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import lossytp as ltp
-from tests.parallel.backend_reference import network
-from tests.parallel.operations import new_group
+from tests.parallel.operations import network, new_group
 
 
 def start(backend: str) -> None:
@@ -139,20 +138,6 @@ def on_rank_run(name: str, backend: str) -> list:
 @pytest.mark.parametrize("name", FEATURES)
 def test_without_losses_it_is_as_over_gloo(processes: Callable, name: str, backend: str) -> None:
     assert processes(2, on_rank_run, name, backend) == processes(2, on_rank_run, name, "gloo")
-
-
-def on_rank_describe() -> tuple:
-    start("lossy")
-    group: Any = dist.group.WORLD
-    group.monitored_barrier(timedelta(seconds=30))
-    group.get_group_store().set("key", "value")
-    devices = sorted(dist.distributed_c10d._device_capability(group))
-    return devices, group._get_sequence_number_for_group() > 0, group.get_group_store().get("key"), group.group_name
-
-
-def test_the_group_has_devices_a_store_and_monitored_barriers(processes: Callable) -> None:
-    for devices, sequence, value, name in processes(2, on_rank_describe):
-        assert (devices, sequence, value, name) == (["cpu", "cuda"], True, b"value", "0")
 
 
 def on_rank_sum_sparse_ones() -> float:

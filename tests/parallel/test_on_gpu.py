@@ -9,19 +9,8 @@ from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, which holds the tensors")
-REPAIRS = [
-    "zero",
-    "rescale",
-    "rescale_counted",
-    "stale",
-    "local",
-    "hadamard(8)",
-    "fec(3, 2)",
-    "retransmit(1)",
-    "protect(0.2)",
-    "protect(0.2) + hadamard(8)",
-    "protect(0.2) + rescale",
-]
+REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "local", "hadamard(8)", "fec(3, 2)", "retransmit(1)"]
+REPAIRS += [f"protect(0.2){others}" for others in ("", " + hadamard(8)", " + rescale")]
 
 
 def lossy_sum(rows_RN: torch.Tensor, *, device: str, loss_rate: float, repair: str, algorithm: str) -> torch.Tensor:

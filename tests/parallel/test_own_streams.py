@@ -1,46 +1,15 @@
-"""Streams of the ranks' own: what each rank computes, and what the models of them are."""
+"""Streams of the ranks' own: what each rank computes, what the models of them are, and how far apart they are."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
-from transformers import GPT2LMHeadModel
 
-import lossytp as ltp
-from lossytp.parallel.own_streams import (
-    OwnStreams,
-    PerRank,
-    SharedDropout,
-)
-from tests.parallel.conftest import (
-    NUM_EXAMPLES,
-    NUM_LAYERS,
-    NUM_TOKENS,
-    VOCABULARY,
-    WIDTH,
-    relative_error,
-    tiny_batch,
-    tiny_gpt2,
-    training_losses,
-)
-from tests.parallel.dense_comparison import every_kind, logits_of, on_own_streams
-from tests.parallel.rank_by_rank import training_loss
-from tests.parallel.sharing_modes import by_rank, parallel, parameters
-
-
-@every_kind
-@on_own_streams
-def test_the_training_loss_is_the_mean_over_ranks_and_each_has_its_logits(mode: str, kind: str) -> None:
-    batch = tiny_batch(kind, padded=True)
-    output = parallel(tiny_gpt2(kind), 0.1, mode)(**batch)
-    of_example = (NUM_TOKENS, VOCABULARY) if kind == "language model" else (3,)
-    assert output.rank_logits.shape == (4, NUM_EXAMPLES, *of_example)
-    assert torch.equal(output.logits, output.rank_logits[0])
-    losses = [training_loss(logits, batch).item() for logits in output.rank_logits]
-    assert max(losses) - min(losses) > 1e-4
-    assert output.loss.item() == pytest.approx(sum(losses) / 4, rel=1e-6)
+from lossytp.parallel.own_streams import OwnStreams, SharedDropout, stream_distance
+from tests.parallel.conftest import NUM_EXAMPLES, NUM_LAYERS, NUM_TOKENS, WIDTH, relative_error, tiny_batch, tiny_gpt2
+from tests.parallel.sharing_modes import every_kind, logits_of, on_own_streams, parallel
 
 
 @every_kind
@@ -85,13 +54,6 @@ def test_embeddings_may_be_given(kind: str, mode: str) -> None:
 
 
 @on_own_streams
-def test_a_call_without_inputs_ends_with_transformers_own_error(mode: str) -> None:
-    for model in (tiny_gpt2(), parallel(tiny_gpt2(), 0.0, mode)):
-        with pytest.raises(ValueError, match="specify either input_ids or inputs_embeds"):
-            model()
-
-
-@on_own_streams
 def test_other_inputs_are_those_of_the_dense_model(mode: str) -> None:
     dense, batch = tiny_gpt2(), tiny_batch(padded=True)
     positions = torch.arange(NUM_TOKENS).flip(0)
@@ -110,17 +72,6 @@ def test_other_inputs_are_those_of_the_dense_model(mode: str) -> None:
         assert expected.shape != plain.shape or relative_error(expected, plain) > 0.01, "control"
     first = batch["input_ids"], None, batch["attention_mask"], types, positions.expand(NUM_EXAMPLES, -1)
     assert relative_error(model(*first).logits, dense(*first).logits) < 1e-12
-
-
-@on_own_streams
-def test_hidden_states_are_the_ranks_along_the_batch(mode: str) -> None:
-    dense, batch = tiny_gpt2(), tiny_batch()
-    model = parallel(dense, 0.1, mode)
-    hidden = model(**batch, output_hidden_states=True).hidden_states
-    assert len(hidden) == NUM_LAYERS + 1
-    for layer, states in enumerate(hidden):
-        each = states.view(4, NUM_EXAMPLES, NUM_TOKENS, WIDTH)
-        assert (relative_error(each[1], each[0]) > 1e-3) == (layer > 0), "apart from the first sum on"
 
 
 def test_ranks_share_one_dropout_mask() -> None:
@@ -147,25 +98,6 @@ def test_attentions_own_dropout_is_of_a_ranks_heads() -> None:
     assert relative_error(*logits[:2]) < 1e-12, "what heads give is summed over ranks"
 
 
-def test_own_copies_hold_a_copy_for_each_rank_of_whatever_is_not_sharded() -> None:
-    dense = tiny_gpt2("classifier")
-    model = parallel(dense, 0.0, "own copies")
-    own = [(name, module) for name, module in model.named_modules() if isinstance(module, PerRank)]
-    assert {name for name, _ in own} == {
-        "transformer.wte",
-        "transformer.wpe",
-        "transformer.ln_f",
-        "score",
-        *(f"transformer.h.{layer}.ln_{i}" for layer in range(NUM_LAYERS) for i in (1, 2)),
-    }
-    names, sharded = dict(dense.named_parameters()), (".c_attn.", ".c_fc.", "c_proj.weight")
-    for name, parameter in model.named_parameters():
-        if not any(part in name for part in sharded):
-            assert torch.equal(parameter, names[name].expand(4, *names[name].shape)), name
-    assert dict(model.named_parameters()).keys() == names.keys()
-    assert parallel(dense, 0.0, "own streams").num_parameters() == dense.num_parameters()
-
-
 def test_a_ranks_copy_works_on_its_own_stream_alone() -> None:
     """What a rank adds at the end of its last norm, and in its head, reaches its own logits only."""
     dense, batch = tiny_gpt2("classifier"), tiny_batch("classifier")
@@ -176,18 +108,6 @@ def test_a_ranks_copy_works_on_its_own_stream_alone() -> None:
         model.score.weight[3] += 1
     after = model(**batch).rank_logits
     assert [relative_error(*pair) > 1e-3 for pair in zip(after, before, strict=True)] == [False, False, True, True]
-
-
-@on_own_streams
-def test_with_losses_copies_drift_only_where_they_are_own(mode: str) -> None:
-    dense, batch = tiny_gpt2(), tiny_batch()
-    model = parallel(dense, 0.1, mode)
-    training_losses(model, batch, steps=2)
-    each = by_rank(model, dense, parameters(model))
-    assert len(each) == (4 if mode == "own copies" else 1)
-    for of_rank in each[1:]:
-        assert not torch.equal(of_rank["transformer.ln_f.weight"], each[0]["transformer.ln_f.weight"])
-    assert model.lm_head.weight is model.transformer.wte.weight
 
 
 # --- what the classes are
@@ -205,28 +125,49 @@ def test_the_models_are_transformers_own_with_streams() -> None:
         assert model.config.to_dict() == dense.config.to_dict()
 
 
-class Mine(GPT2LMHeadModel):
-    """A class of the caller's own."""
+@on_own_streams
+def test_distance_is_zero_without_losses_and_grows_with_them(mode: str) -> None:
+    dense, batch, found = tiny_gpt2(), tiny_batch(), []
+    for loss_rate in (0.0, 0.01, 0.05, 0.2):
+        model = parallel(dense, loss_rate, mode)
+        with torch.no_grad(), stream_distance(model) as distance:
+            for _ in range(3):
+                model(**batch)
+        found.append(distance())
+    assert found[0] == [0.0] * NUM_LAYERS
+    for less, more in itertools.pairwise(found):
+        assert len(more) == NUM_LAYERS
+        assert all(a < b for a, b in zip(less, more, strict=True))
 
 
-def test_a_class_of_the_callers_own_has_streams_too() -> None:
-    mine = Mine(tiny_gpt2().config).double()
-    mine.load_state_dict(tiny_gpt2().state_dict())
-    model = parallel(mine, 0.1, "own streams")
-    assert type(ltp.gather(model)) is Mine
-    expected = parallel(tiny_gpt2(), 0.1, "own streams")(**tiny_batch())
-    assert torch.equal(model(**tiny_batch()).rank_logits, expected.rank_logits)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_distance_is_that_of_the_streams_from_their_mean(checkpointing: bool) -> None:
+    """Over two passes of different batches: squares add up."""
+    model, squares = parallel(tiny_gpt2(), 0.1, "own streams"), torch.zeros(NUM_LAYERS, 2, dtype=torch.float64)
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    with stream_distance(model) as distance:
+        for batch in (tiny_batch(), {name: tensor[:2] for name, tensor in tiny_batch().items()}):
+            output = model(**batch, output_hidden_states=True)
+            for layer, hidden in enumerate(output.hidden_states[1:-1]):  # the last is behind ln_f
+                each = hidden.detach().view(4, -1)
+                mean = each.mean(0)
+                squares[layer, 0] += sum((stream - mean).norm() ** 2 for stream in each) / 4
+                squares[layer, 1] += mean.norm() ** 2
+            if checkpointing:
+                output.loss.backward()
+    expected = (squares[:-1, 0] / squares[:-1, 1]).sqrt().tolist()
+    assert distance()[:-1] == pytest.approx(expected, rel=1e-12)
+    assert distance()[-1] > 0
+    before = distance()
+    model(**tiny_batch())
+    assert distance() == before, "nothing is measured after the block"
 
 
-def test_a_per_rank_module_is_each_ranks_own() -> None:
-    linear = nn.Linear(3, 2).double()
-    each = PerRank(linear, 3)
-    with torch.no_grad():
-        each.weight += torch.arange(3.0).view(3, 1, 1)
-    x = torch.randn(6, 3, dtype=torch.float64)
-    y = each(x)
-    for rank in range(3):
-        mine = slice(2 * rank, 2 * rank + 2)
-        torch.testing.assert_close(y[mine], functional.linear(x[mine], linear.weight + rank, linear.bias))
-    assert torch.equal(each.first().weight, linear.weight)
-    assert each.first() is not linear
+def test_distance_needs_streams_of_the_ranks_own() -> None:
+    for mode in ("shared", "sequence, lossy gather"):
+        with (
+            pytest.raises(ValueError, match="reliable_gather = False"),
+            stream_distance(parallel(tiny_gpt2(), 0.1, mode)),
+        ):
+            pass

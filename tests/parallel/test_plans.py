@@ -1,4 +1,4 @@
-"""Plans: a family that nobody listed, plans by hand, and what a plan cannot do."""
+"""Plans: a family that nobody listed, plans by hand, what a plan cannot do; models deferred until they are sharded."""
 
 import re
 from collections.abc import Callable
@@ -9,14 +9,23 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import CausalLMOutput
 
 import lossytp as ltp
+from lossytp.parallel.data_parallel import FlatFSDP
 from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear
-from lossytp.parallel.plans import GPT2_PLAN, blocks_of, plan_of
+from lossytp.parallel.plans import GPT2_PLAN, blocks_of, deferred, plan_of, values_of
 from tests.parallel.conftest import bernoulli, gradient_error, gradients, relative_error, tiny_batch, tiny_gpt2
-from tests.parallel.families import shifted, tiny
+from tests.parallel.distributed_models import join, network
+from tests.parallel.families import FAMILIES, SIZES, shifted, tiny
 
 WIDTH, HEADS, VOCABULARY = 32, 4, 97
 
@@ -202,149 +211,6 @@ def test_a_plan_for_the_mlp_alone_asks_nothing_of_heads() -> None:
 GEMMA4 = {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97}
 
 
-def with_adapters() -> PreTrainedModel:
-    """A Llama with what peft puts in the place of a linear layer."""
-    model = tiny("llama")
-    model.model.layers[0].self_attn.q_proj.lora_A = nn.ModuleDict()
-    return model
-
-
-@pytest.mark.parametrize(
-    ("plan", "error", "message"),
-    [
-        ("auto", TypeError, "plan = 'auto' is of type str, not Mapping: give"),
-        (["q_proj"], TypeError, "plan = ['q_proj'] is of type list, not Mapping: "),
-        ({"layers.*.mlp.up_proj": ColwiseParallel()}, TypeError, "is of type ColwiseParallel, not str: give the name"),
-        ({1: "colwise"}, TypeError, "plan's pattern = 1 is of type int, not str: "),
-        ({f"model.{pattern}": style for pattern, style in STABLELM.items()}, ValueError, "and without 'model.'"),
-        (
-            {**STABLELM, "layers.*.mlp.gate": "colwise"},
-            ValueError,
-            "the plan's pattern 'layers.*.mlp.gate' names no mod",
-        ),
-        ({"blocks.*.up": "colwise"}, ValueError, "names no module of LlamaForCausalLM: write it as in"),
-        ({}, ValueError, "names no module of LlamaForCausalLM: write it as in"),
-        (
-            {"layers.*.mlp.up_proj": "colwise"},
-            ValueError,
-            "the plan shards block 0's mlp not both by outputs and by in",
-        ),
-        (
-            {"layers.*.input_layernorm": "replicated_with_grad_allreduce"},
-            ValueError,
-            "not both by outputs and by inputs",
-        ),
-        (
-            {**STABLELM, "layers.*.mlp.up_proj": "colwise:x"},
-            ValueError,
-            "style 'colwise:x' of layers.0.mlp.up_proj is not",
-        ),
-        (
-            {**STABLELM, "layers.*.mlp.up_proj": "colwise:0"},
-            ValueError,
-            "style 'colwise:0' of layers.0.mlp.up_proj is not",
-        ),
-        ({"layers.*.mlp.act_fn": "colwise"}, TypeError, "layers.0.mlp.act_fn is of type SiLUActivation, not a dense"),
-    ],
-)
-def test_a_plan_that_does_not_fit_is_refused_in_one_line(plan: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=re.escape(message)) as refusal:
-        ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2, plan=plan)
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "how", "error", "message"),
-    [
-        (with_adapters, {}, TypeError, "LlamaForCausalLM has adapters, which are not sharded: give its merge_and_unl"),
-        (
-            lambda: tiny("mixtral"),
-            {"plan": dict.fromkeys(["layers.*.mlp.experts"], "ep_dispatch_experts")},
-            ValueError,
-            "style 'ep_dispatch_experts' of layers.0.mlp.experts is not supported: give plan with the styles colwise, "
-            "colwise_gather_output, rowwise, rowwise_split_input, replicated_with_grad_allreduce, moe_tp_experts; "
-            "expert parallelism is not supported",
-        ),
-        (
-            lambda: tiny("mixtral"),
-            {"plan": {"layers.*.mlp.experts": "moe_tp_experts", "layers.*.mlp.experts.gate_up_proj": "packed_rowwise"}},
-            ValueError,
-            "style 'packed_rowwise' of layers.0.mlp.experts.gate_up_proj is not supported: give a plan where the "
-            "experts' weights are colwise, packed_colwise, rowwise",
-        ),
-        (
-            lambda: tiny("mixtral"),
-            {
-                "plan": {
-                    "layers.*.mlp.experts": "moe_tp_experts",
-                    "layers.*.mlp.experts.gate_up_proj": "colwise",
-                    "layers.*.mlp.experts.down_proj": "rowwise",
-                }
-            },
-            ValueError,
-            "the plan splits layers.0.mlp.experts into slices of different units ({'gate_up_proj': 192, "
-            "'down_proj': 96}): give packed_colwise",
-        ),
-        (
-            lambda: tiny("mixtral", intermediate_size=97),
-            {},
-            ValueError,
-            "tensor_parallel_size = 2 does not divide the 97 units of layers.0.mlp.experts: choose a divisor",
-        ),
-        (
-            lambda: tiny("mixtral"),
-            {"reliable_gather": False, "own_copies": True},
-            ValueError,
-            "own_copies = True for MixtralForCausalLM, whose ranks share the routers of experts: leave it out",
-        ),
-        (
-            lambda: tiny("doge"),
-            {},
-            ValueError,
-            "layers.0.self_attn of DogeForCausalLM has parameters of its own (A), which no style splits: give a plan",
-        ),
-        (
-            lambda: tiny("llama", num_attention_heads=12, hidden_size=96),
-            {"tensor_parallel_size": 6},
-            ValueError,
-            "tensor_parallel_size = 6 does not divide the model's 12 heads and its 4 key-value heads and its MLP of "
-            "96: choose one of 2, 4, 12",
-        ),
-        (
-            lambda: tiny("qwen3"),
-            {"reliable_gather": False, "own_copies": True},
-            ValueError,
-            "own_copies = True for Qwen3ForCausalLM, whose ranks sum the gradients of replicated norms: leave it out",
-        ),
-        (
-            lambda: tiny("starcoder2", residual_dropout=0.1),
-            {"reliable_gather": False},
-            ValueError,
-            "residual_dropout = 0.1 does not work with reliable_gather = False, because Starcoder2ForCausalLM would "
-            "drop other elements on each rank: load the model with residual_dropout = 0",
-        ),
-        (
-            lambda: ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2),
-            {},
-            TypeError,
-            "the model is tensor-parallel already: give the dense model, or gather() it first",
-        ),
-        (
-            lambda: tiny("llama").model,
-            {},
-            TypeError,
-            "LlamaModel cannot be parallelized: give a GPT2LMHeadModel or LlamaForCausalLM",
-        ),
-    ],
-)
-def test_what_a_plan_cannot_do_is_refused_in_one_line(
-    model: Callable, how: dict, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=re.escape(message)) as refusal:
-        ltp.parallelize(model(), bernoulli(0.0), **{"tensor_parallel_size": 2} | how)
-    assert "\n" not in str(refusal.value)
-
-
 def test_the_blocks_and_plan_of_every_model() -> None:
     assert plan_of(tiny_gpt2()) == GPT2_PLAN
     assert plan_of(tiny("llama")) == AutoConfig.for_model("llama").base_model_tp_plan
@@ -381,3 +247,173 @@ def test_attention_that_ignores_the_number_of_key_value_heads_has_no_copies() ->
     parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=8)
     ids = tiny_batch()["input_ids"]
     assert relative_error(parallel(input_ids=ids).logits, dense(input_ids=ids).logits) < 1e-9
+
+
+MIXTRAL = {"layers.*.mlp.experts": "moe_tp_experts", "layers.*.mlp.experts.gate_up_proj": "packed_rowwise"}
+UNEVEN = {**MIXTRAL, "layers.*.mlp.experts.gate_up_proj": "colwise", "layers.*.mlp.experts.down_proj": "rowwise"}
+STREAMS = {"reliable_gather": False}
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "message"),
+    [
+        ("auto", TypeError, "plan = 'auto' is of type str"),
+        ({"layers.*.mlp.up_proj": ColwiseParallel()}, TypeError, "is of type ColwiseParallel, not str"),
+        ({1: "colwise"}, TypeError, "plan's pattern = 1 is of type int"),
+        ({f"model.{pattern}": style for pattern, style in STABLELM.items()}, ValueError, "and without 'model.'"),
+        ({**STABLELM, "layers.*.mlp.gate": "colwise"}, ValueError, "the plan's pattern 'layers.*.mlp.gate'"),
+        ({}, ValueError, "names no module of LlamaForCausalLM"),
+        (
+            {"layers.*.mlp.up_proj": "colwise"},
+            ValueError,
+            "the plan shards block 0's mlp not both by outputs and by in",
+        ),
+        (
+            {"layers.*.input_layernorm": "replicated_with_grad_allreduce"},
+            ValueError,
+            "not both by outputs and by inputs",
+        ),
+        ({**STABLELM, "layers.*.mlp.up_proj": "colwise:x"}, ValueError, "style 'colwise:x' of layers.0.mlp.up_proj"),
+        ({**STABLELM, "layers.*.mlp.up_proj": "colwise:0"}, ValueError, "style 'colwise:0' of layers.0.mlp.up_proj"),
+        ({"layers.*.mlp.act_fn": "colwise"}, TypeError, "layers.0.mlp.act_fn is of type SiLUActivation"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(plan: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "how", "message"),
+    [
+        (
+            "mixtral",
+            {},
+            {"plan": dict.fromkeys(["layers.*.mlp.experts"], "ep_dispatch_experts")},
+            "style 'ep_dispatch_",
+        ),
+        ("mixtral", {}, {"plan": MIXTRAL}, "style 'packed_rowwise' of layers.0.mlp.experts.gate_up_proj"),
+        ("mixtral", {}, {"plan": UNEVEN}, "the plan splits layers.0.mlp.experts"),
+        ("mixtral", {"intermediate_size": 97}, {}, "tensor_parallel_size = 2 does not divide the 97 units"),
+        ("mixtral", {}, {**STREAMS, "own_copies": True}, "own_copies = True for MixtralForCausalLM"),
+        ("qwen3", {}, {**STREAMS, "own_copies": True}, "own_copies = True for Qwen3ForCausalLM"),
+        ("doge", {}, {}, "layers.0.self_attn of DogeForCausalLM has parameters of its own (A)"),
+        (
+            "llama",
+            {"num_attention_heads": 12, "hidden_size": 96},
+            {"tensor_parallel_size": 6},
+            "choose one of 1, 2, 4, 12",
+        ),
+        ("starcoder2", {"residual_dropout": 0.1}, STREAMS, "residual_dropout = 0.1"),
+    ],
+)
+def test_what_a_plan_cannot_do_is_refused(family: str, changes: dict, how: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ltp.parallelize(tiny(family, **changes), bernoulli(0.0), **{"tensor_parallel_size": 2} | how)
+
+
+def with_adapters() -> PreTrainedModel:
+    """A Llama with what peft puts in the place of a linear layer."""
+    model = tiny("llama")
+    model.model.layers[0].self_attn.q_proj.lora_A = nn.ModuleDict()
+    return model
+
+
+@pytest.mark.parametrize("model", [with_adapters, lambda: tiny("llama").model])
+def test_models_with_adapters_or_without_a_head_are_refused(model: Callable) -> None:
+    with pytest.raises(TypeError, match=r"^Llama(ForCausalLM has adapters|Model cannot)"):
+        ltp.parallelize(model(), bernoulli(0.0), tensor_parallel_size=2)
+
+
+DEFERRED = ["gpt2", "llama", "llama, tied", "phi"]
+
+
+def build(family: str) -> PreTrainedModel:
+    if family == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=8, vocab_size=97, n_positions=64))
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family.partition(",")[0], **SIZES | FAMILIES[family]))
+
+
+def both(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A dense model and a deferred one, after each of which torch's generator goes on alike."""
+    models, following = [], []
+    for make in (lambda: build(family), lambda: deferred(lambda: build(family))):
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            models.append(make())
+            following.append(torch.rand(4))
+    assert torch.equal(*following)
+    return models[0], models[1]
+
+
+@pytest.mark.parametrize("family", DEFERRED)
+def test_a_deferred_model_draws_the_dense_models_weights(family: str) -> None:
+    dense, model = both(family)
+    expected = dict(dense.named_parameters())
+    before = torch.get_rng_state()
+    for name, parameter in model.named_parameters():
+        assert parameter.is_meta
+        assert torch.equal(values_of(parameter), expected.pop(name))
+    assert not expected
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(*pair) for pair in zip(dense.buffers(), model.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("family", DEFERRED)
+def test_tensor_parallel_shards_are_the_dense_models(family: str) -> None:
+    dense, model = both(family)
+    sharded = ltp.parallelize(model, bernoulli(0.0), tensor_parallel_size=2)
+    assert not any(parameter.is_meta for parameter in sharded.parameters())
+    whole = dict(ltp.gather(sharded).named_parameters())
+    assert all(torch.equal(whole[name], parameter) for name, parameter in dense.named_parameters())
+    batch = tiny_batch()
+    assert torch.equal(
+        sharded.eval()(**batch).loss,
+        ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=2).eval()(**batch).loss,
+    )
+
+
+class Replaced(nn.Module):
+    """Makes weights and drops them, as a model whose layers are exchanged while it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer: Any = None
+        for _ in range(50):
+            self.layer = nn.Linear(100, 100)
+            self.layer = None
+            self.layer = nn.Linear(3, 3)
+
+
+def test_a_weight_is_not_drawn_as_one_that_was_dropped_before_it() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        dense = Replaced()
+        torch.manual_seed(3)
+        model = deferred(Replaced)
+    for parameter, expected in zip(model.parameters(), dense.parameters(), strict=True):
+        assert len(parameter.changes) == 1
+        assert torch.equal(values_of(parameter), expected)
+
+
+def on_rank_shard(family: str) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """The whole parameters, and this replica's pieces."""
+    layout = join(network(0.0), data_parallel_size=2)
+    _, model = both(family)
+    sharded = FlatFSDP(model, layout.process_group("dp"), blocks=blocks_of(model))
+    return sharded.whole(lambda piece: piece), [unit.shard for unit in sharded.units]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_replicas_hold_different_shards_of_the_dense_model(processes: Callable, family: str) -> None:
+    dense, _ = both(family)
+    (wholes, first), (_, second) = processes(2, on_rank_shard, family)
+    assert all(torch.equal(wholes[name], parameter) for name, parameter in dense.named_parameters())
+    assert not any(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+def test_a_model_on_the_meta_device_alone_is_refused() -> None:
+    with torch.device("meta"):
+        layer = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"how to draw it is not known: build with deferred\(\)"):
+        values_of(layer.weight)

@@ -1,6 +1,5 @@
 """Ranks in processes against virtual ranks: the same training losses, lost packets and weights, and only a shard."""
 
-import copy
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -12,119 +11,31 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 import lossytp as ltp
+from lossytp.network.scope import Counters
 from lossytp.parallel.group import Layout
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
-from lossytp.parallel.replicas import replica_drift
-from tests.parallel.conftest import NUM_EXAMPLES, NUM_LAYERS, NUM_TOKENS, WIDTH, tiny_batch, tiny_gpt2, training_losses
+from lossytp.parallel.own_streams import stream_distance
+from lossytp.parallel.replicas import (
+    clip_gradients_,
+    mean_over_processes,
+    replica_drift,
+    resynchronise_,
+    synchronise_gradients_,
+)
+from tests.parallel.conftest import (
+    NUM_EXAMPLES,
+    NUM_LAYERS,
+    NUM_TOKENS,
+    WIDTH,
+    relative_error,
+    tiny_batch,
+    tiny_gpt2,
+    training_losses,
+)
 from tests.parallel.distributed_models import join
+from tests.parallel.sharing_modes import COMBINATIONS, MODES, ON_OWN_STREAMS, WIRE
 
-pytestmark = pytest.mark.slow
-
-WIRE = ltp.Wire(mtu_bytes=300)  # 32 elements of float64: a message of 5,824 fills 182 packets
-PROCESSES = {
-    "bernoulli": ltp.Bernoulli(loss_rate=0.05),
-    "gilbert-elliott": ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.05, mean_burst_packets=8),
-}
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}  # relative, of training losses
-# transformers computes a language model's training loss in fp32, whatever the model's dtype
-KINDS = {torch.float64: "classifier", torch.float32: "language model"}
-NUM_STEPS = 50
-
-
-def network(process: str = "bernoulli", *, seed: int = 0) -> ltp.LossyNetwork:
-    return ltp.LossyNetwork(PROCESSES[process], seed=seed, wire=WIRE)
-
-
-def train(lossy: ltp.LossyNetwork, layout: Layout, steps: int, how: dict) -> dict[torch.dtype, dict]:
-    """Whatever must not depend on where the ranks live, by dtype; the network goes on from one to the next."""
-    results = {}
-    for dtype in TOLERANCES:
-        parallel = ltp.parallelize(tiny_gpt2(KINDS[dtype], dtype=dtype), lossy, **how)
-        results[dtype] = {
-            "losses": training_losses(parallel, tiny_batch(KINDS[dtype]), steps=steps),
-            "gathered": ltp.gather(parallel).state_dict(),
-            "drift": replica_drift(parallel, layout, lossy),
-            "replicated": {
-                name: parameter.detach()
-                for name, parameter in parallel.named_parameters()
-                if ".c_" not in name or name.endswith("c_proj.bias")
-            },
-            "table": lossy.report(),
-            "state": lossy.state_dict(),
-        }
-    return results
-
-
-def on_rank_train(process: str, seed: int, steps: int, how: dict) -> dict[torch.dtype, dict]:
-    lossy = network(process, seed=seed)
-    return train(lossy, join(lossy, tensor_parallel_size=how["tensor_parallel_size"]), steps, how)
-
-
-def virtually(process: str, seed: int, steps: int, how: dict) -> dict[torch.dtype, dict]:
-    return train(network(process, seed=seed), Layout(how["tensor_parallel_size"]), steps, how)
-
-
-def relative(actual: list[float], expected: list[float]) -> float:
-    return max(abs(a - e) / e for a, e in zip(actual, expected, strict=True))
-
-
-@pytest.mark.parametrize("process", PROCESSES)
-@pytest.mark.parametrize("algorithm", ["sender", "direct"])
-@pytest.mark.parametrize("size", [2, 4])
-def test_two_processes_train_as_virtual_ranks_do(processes: Callable, size: int, algorithm: str, process: str) -> None:
-    how = {"tensor_parallel_size": size, "algorithm": algorithm}
-    answers = processes(2, on_rank_train, process, 0, NUM_STEPS, how)
-    virtual = virtually(process, 0, NUM_STEPS, how)
-    for dtype, tolerance in TOLERANCES.items():
-        expected = virtual[dtype]
-        table = expected["table"]
-        assert 0.03 < table["lost"].sum() / table["packets"].sum() < 0.07
-        assert set(table["src"]) == set(range(size))
-        assert len(table) == NUM_LAYERS * 2 * 2 * size * (1 if algorithm == "sender" else size - 1)
-        assert table["lost"].gt(0).all(), "somebody loses something at every site and on every link"
-        for answer in (answer[dtype] for answer in answers):
-            assert len(answer["losses"]) == NUM_STEPS
-            assert relative(answer["losses"], expected["losses"]) < tolerance
-            assert answer["table"].equals(table)
-            assert answer["state"] == expected["state"], "also every link's, and the number of lossy messages"
-            assert answer["drift"] == 0
-            assert answer["gathered"].keys() == expected["gathered"].keys()
-            for name, tensor in expected["gathered"].items():
-                assert (answer["gathered"][name] - tensor).norm() < 1000 * tolerance * tensor.norm(), name
-        first, second = (answer[dtype] for answer in answers)
-        assert first["losses"] == second["losses"]
-        assert len(first["replicated"]) == 6 * NUM_LAYERS + 4 + (KINDS[dtype] == "classifier"), "its head"
-        assert all(torch.equal(tensor, second["replicated"][name]) for name, tensor in first["replicated"].items())
-
-
-@pytest.mark.parametrize("wire_dtype", ["int8", "fp8", "int4"])
-def test_blocks_with_scales_are_those_of_virtual_ranks(processes: Callable, wire_dtype: str) -> None:
-    """In float64, where no sum is so close to the middle of two numbers that the order of its terms decides."""
-    how = {"tensor_parallel_size": 4, "wire_dtype": wire_dtype}
-    expected = virtually("bernoulli", 0, 10, how)[torch.float64]
-    plain = virtually("bernoulli", 0, 10, {"tensor_parallel_size": 4})[torch.float64]
-    assert expected["table"]["packets"].sum() < 0.3 * plain["table"]["packets"].sum()
-    assert relative(expected["losses"], plain["losses"]) > 1e-4
-    for answer in processes(2, on_rank_train, "bernoulli", 0, 10, how):
-        assert relative(answer[torch.float64]["losses"], expected["losses"]) < 1e-9
-        assert answer[torch.float64]["table"].equals(expected["table"])
-
-
-def test_another_seed_gives_other_curves(processes: Callable) -> None:
-    """Control of the test above, also of its tolerance: curves of one seed are not equal because all are."""
-    how = {"tensor_parallel_size": 2}
-    expected = virtually("bernoulli", 0, 5, how)[torch.float64]
-    for answer in processes(2, on_rank_train, "bernoulli", 1, 5, how):
-        assert relative(answer[torch.float64]["losses"], expected["losses"]) > 1e-4
-        assert not answer[torch.float64]["table"].equals(expected["table"])
-
-
-def test_rescaled_sums_are_those_of_virtual_ranks(processes: Callable) -> None:
-    zero, rescale = ({"tensor_parallel_size": 4, "repair": repair} for repair in ("zero", "rescale"))
-    expected, other = (virtually("bernoulli", 0, 5, how)[torch.float64]["losses"] for how in (rescale, zero))
-    assert relative(other, expected) > 1e-4
-    for answer in processes(2, on_rank_train, "bernoulli", 0, 5, rescale):
-        assert relative(answer[torch.float64]["losses"], expected) < 1e-9
+NUM_STEPS = 20
 
 
 # --- the losses of a recomputed pass, and of evaluation
@@ -158,20 +69,6 @@ def test_neither_checkpointing_nor_evaluation_shifts_the_losses(processes: Calla
         assert answer["checkpointed"] == answer["plain"]
         assert answer["evaluated"] == answer["plain"]
         assert answer["evaluated outside"][0] != answer["plain"][0], "control"
-
-
-def on_rank_gather_a_copy() -> tuple[dict[str, Tensor], list]:
-    lossy = network()
-    join(lossy, tensor_parallel_size=2)
-    parallel = ltp.parallelize(tiny_gpt2(), lossy, tensor_parallel_size=2)
-    return ltp.gather(copy.deepcopy(parallel)).state_dict(), lossy.counters.rows()
-
-
-def test_gathering_a_copy_loses_and_counts_nothing(processes: Callable) -> None:
-    dense = tiny_gpt2().state_dict()
-    for gathered, counted in processes(2, on_rank_gather_a_copy):
-        assert all(torch.equal(gathered[name], tensor) for name, tensor in dense.items())
-        assert counted == []
 
 
 # --- what a process holds and sends
@@ -266,3 +163,139 @@ def test_each_module_sums_once_each_way_and_adds_its_bias_once(processes: Callab
             for module in ("attention", "mlp")
             for direction in ("forward", "backward")
         }
+
+
+BERNOULLI = ltp.Bernoulli(loss_rate=0.1)
+BURSTS = ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.1, mean_burst_packets=4)
+# mode, and what else `parallelize` is told
+RUNS: list[tuple[str, dict[str, Any]]] = [(mode, {"algorithm": algorithm}) for mode, algorithm in COMBINATIONS]
+REPAIRS = {
+    "shared": ["stale", "local", "rescale", "rescale_counted", "protect(0.1) + hadamard(4)"],
+    "own copies": ["stale", "local", "fec(3, 2)", "hadamard(4)", "rescale", "protect(0.1) + stale"],
+    "sequence, lossy gather": ["stale", "retransmit(1)", "rescale_counted", "protect(0.1) + rescale"],
+}
+RUNS += [(mode, {"algorithm": "ring", "repair": repair}) for mode, repairs in REPAIRS.items() for repair in repairs]
+RUNS += [("own copies", {"control": "noise"})]
+RUNS += [("shared", {"wire_dtype": wire_dtype}) for wire_dtype in ("int8", "fp8", "int4")]
+RUNS += [(mode, {"algorithm": "direct", "process": BURSTS}) for mode in ("shared", "own streams")]
+# what is done to own copies before, or after, a step
+RUNS += [("own copies", {"synchronising": how}) for how in ("reliable", "lossy", "resynchronise")]
+RUNS += [("own copies", {"algorithm": "direct", "repair": "stale", "synchronising": "lossy"})]
+
+
+def small_gpt2(**changes: Any) -> Any:
+    return tiny_gpt2("classifier", n_embd=32, n_head=4, n_layer=1, **changes)
+
+
+def small_batch() -> dict[str, torch.Tensor]:
+    batch = tiny_batch("classifier", padded=True)
+    return {name: tensor[:2, -9:] if tensor.ndim > 1 else tensor[:2] for name, tensor in batch.items()}
+
+
+def train_in_mode(
+    layout: Layout, mode: str, *, synchronising: str = "none", process: Any = BERNOULLI, **how: Any
+) -> dict:
+    """Whatever must not depend on where the ranks live."""
+    network = ltp.LossyNetwork(process, seed=2, wire=ltp.Wire(elements=32) if "wire_dtype" in how else WIRE)
+    size = layout.tensor_parallel_size
+    dense = small_gpt2(embd_pdrop=0.1, resid_pdrop=0.1)
+    group = layout.tensor_group()
+    model: Any = ltp.parallelize(dense, network, tensor_parallel_size=size, group=group, **MODES[mode] | how)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    results: dict[str, Any] = {"losses": [], "norms": []}
+    torch.manual_seed(7)
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        loss = model(**small_batch()).loss
+        loss.backward()
+        if mode == "own streams" or synchronising in ("reliable", "lossy"):
+            synchronise_gradients_(model, layout, network, lossy=synchronising == "lossy")
+        if step % 5 == 0:
+            results["norms"].append(clip_gradients_(model, 1.0, layout, network))
+        optimizer.step()
+        if synchronising == "resynchronise" and step % 5 == 4:
+            resynchronise_(model, layout, network)
+        results["losses"].append(mean_over_processes(loss.item(), network))
+    results["drift"] = replica_drift(model, layout, network)
+    if mode in ON_OWN_STREAMS:
+        with torch.no_grad(), stream_distance(model.eval()) as distance, network.evaluation(NUM_STEPS):
+            output = model(**small_batch())
+        results |= {"distance": distance(), "logits": output.logits, "rank_logits": output.rank_logits}
+    results["gathered"] = ltp.gather(model).state_dict()
+    results["network"] = network.state_dict()
+    return results
+
+
+def on_rank_train_in_modes(size: int, runs: list) -> list[dict]:
+    layout = join(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0)), tensor_parallel_size=size)
+    return [train_in_mode(layout, mode, **how) for mode, how in runs]
+
+
+@pytest.mark.parametrize(("size", "runs"), [(2, RUNS[::4]), (4, RUNS)], ids=["2 ranks", "4 ranks"])
+def test_processes_train_as_virtual_ranks_do(processes: Callable, size: int, runs: list) -> None:
+    answers = processes(2, on_rank_train_in_modes, size, runs)
+    curves = []
+    for number, (mode, how) in enumerate(runs):
+        expected, case = train_in_mode(Layout(size), mode, **how), (mode, how)
+        curves.append(expected["losses"])
+        for rank, results in enumerate(answer[number] for answer in answers):
+            assert results["losses"] == pytest.approx(expected["losses"], rel=1e-9), case
+            assert results["norms"] == pytest.approx(expected["norms"], rel=1e-9), case
+            assert results["network"] == expected["network"], case
+            assert results["drift"] == pytest.approx(expected["drift"], rel=1e-6), case
+            for name, tensor in expected["gathered"].items():
+                assert relative_error(results["gathered"][name], tensor) < 1e-6, (case, name)
+            if mode in ON_OWN_STREAMS:
+                assert results["distance"] == pytest.approx(expected["distance"], rel=1e-9), case
+                here = size // 2
+                assert len(results["rank_logits"]) == here
+                mine = expected["rank_logits"][rank * here : (rank + 1) * here]
+                assert relative_error(results["rank_logits"], mine) < 1e-9
+                assert relative_error(results["logits"], expected["logits"]) < 1e-9
+                assert min(expected["distance"]) > 1e-4, "control"
+            lost = sum(row["lost"] for row in training_counts(results))
+            assert lost > 10 or "control" in how, case
+        drifts = mode == "own copies" and how.get("synchronising") in (None, "lossy")
+        assert (expected["drift"] > 1e-6) == drifts, case
+        first, second = (answer[number] for answer in answers)
+        for name, tensor in first["gathered"].items():
+            assert torch.equal(tensor, second["gathered"][name]), (case, name)
+        assert "logits" not in first or torch.equal(first["logits"], second["logits"]), "what is decided by them"
+    for number, curve in enumerate(curves):
+        for other in range(number):
+            same_mode = runs[number][0] == runs[other][0]
+            if not same_mode or runs[number][1].get("algorithm") == "sender":
+                continue  # some of them take the same way
+            assert curve != pytest.approx(curves[other], rel=1e-7), f"control: {runs[number]}, {runs[other]}"
+
+
+def training_counts(results: dict) -> list[dict]:
+    counters = Counters()
+    counters.load_state_dict(results["network"]["counters"])
+    return counters.rows("training")
+
+
+def generate(layout: Layout, mode: str) -> torch.Tensor:
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.2), seed=2, wire=WIRE)
+    size = layout.tensor_parallel_size
+    group = layout.tensor_group()
+    model = ltp.parallelize(tiny_gpt2().eval(), network, tensor_parallel_size=size, group=group, **MODES[mode])
+    prompts = tiny_batch()["input_ids"][:3, :6]
+    settings = {"do_sample": False, "min_new_tokens": 8, "max_new_tokens": 8}
+    return model.generate(prompts, attention_mask=torch.ones_like(prompts), **settings)
+
+
+def on_rank_generate() -> list[torch.Tensor]:
+    layout = join(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0)), tensor_parallel_size=4)
+    return [generate(layout, mode) for mode in MODES]
+
+
+def test_processes_write_what_virtual_ranks_do(processes: Callable) -> None:
+    """Each token is the first rank's choice, on every process."""
+    expected = [generate(Layout(4), mode) for mode in MODES]
+    for answer in processes(2, on_rank_generate):
+        assert all(torch.equal(*pair) for pair in zip(answer, expected, strict=True))
+
+
+def network() -> ltp.LossyNetwork:
+    return ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.05), wire=ltp.Wire(mtu_bytes=300))

@@ -1,12 +1,13 @@
-"""The expected squared errors of `lossytp.network.theory` against those of the lossy all-reduce itself.
+"""The expected squared errors of `lossytp.network.theory` against those of the lossy all-reduce, and means of repairs.
 
 One element a packet, so that elements are lost independently of each other over Bernoulli links; over Gilbert-Elliott
 links, within a block of `fec` and of `hadamard`, neighbours are lost together. Standard errors are by means of 100
 batches of neighbouring elements, each far longer than a burst and of whole blocks; ranks, which share losses, are
-averaged first.
+averaged first. Of independent messages they are by message.
 """
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -17,11 +18,9 @@ from lossytp.network import theory
 from lossytp.network.losses import GilbertElliott, LossProcess
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import ALGORITHMS
-from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.collectives import LossyCollective, all_reduce
 from lossytp.parallel.group import RankGroup
 from tests.network.loss_statistics import assert_within, batch_means, is_within
-
-pytestmark = pytest.mark.slow
 
 REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(4, 2)", "fec(4, 2, code='xor')"]
 REPAIRS += ["hadamard", "hadamard(8)", "retransmit(1)"]
@@ -82,6 +81,7 @@ def simulated(
     return float(mean), float(standard_error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "case"), list(enumerate(CASES)), ids=map(str, CASES))
 def test_bernoulli(number: int, case: tuple[str, str, bool]) -> None:
     algorithm, repair, reliable_gather = case
@@ -94,6 +94,7 @@ def test_bernoulli(number: int, case: tuple[str, str, bool]) -> None:
         assert_within(estimate, expected, (case, ranks, rate, coherence))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", OVER_BURSTS, ids=str)
 def test_gilbert_elliott_of_the_same_rate(case: tuple[str, str, bool]) -> None:
     algorithm, repair, reliable_gather = case
@@ -102,6 +103,7 @@ def test_gilbert_elliott_of_the_same_rate(case: tuple[str, str, bool]) -> None:
     assert_within(simulated(process, algorithm, repair, 4, 0.5, reliable_gather), expected, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "repair", "reliable_gather"), CASES)
 def test_these_comparisons_can_fail(algorithm: str, repair: str, reliable_gather: bool) -> None:
     """They tell a loss rate from a higher one, a repair from none, and a reliable gather from a lossy one."""
@@ -117,6 +119,7 @@ def test_these_comparisons_can_fail(algorithm: str, repair: str, reliable_gather
         assert not is_within(estimate, expected), (other, rate, gather)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reliable_gather", [True, False])
 @pytest.mark.parametrize("repair", ["zero", "rescale", "rescale_counted", "retransmit(1)"])
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "sender"])
@@ -136,3 +139,54 @@ def test_mean_weights_and_share_missing(algorithm: str, repair: str, reliable_ga
     share = theory.missing_share(wired(algorithm, repair, reliable_gather), ranks, rate)
     assert_within(batch_means(missing_N), share, (algorithm, repair))
     assert not is_within(batch_means(missing_N), 1.25 * share)
+
+
+RANKS, RATE = 4, 0.1
+
+
+def network(**wire: int) -> ltp.LossyNetwork:
+    return ltp.LossyNetwork(ltp.Bernoulli(loss_rate=RATE), seed=11, wire=ltp.Wire(**wire))
+
+
+def estimate(values: list[float]) -> tuple[float, float]:
+    """Mean and standard error of independent values."""
+    return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def squared_and_worst(
+    repair: str, algorithm: str = "switch", control: str | None = None, **wire: int
+) -> tuple[list[float], list[float]]:
+    """Squared error and largest absolute error of each of many sums."""
+    lossy, generator = network(**wire), torch.Generator().manual_seed(5)
+    squared, worst = [], []
+    for _ in range(700):
+        x_RN = torch.randn(RANKS, 256, dtype=torch.float64, generator=generator)
+        error_N = all_reduce(x_RN, lossy, algorithm=algorithm, repair=repair, control=control)[0] - x_RN.sum(0)
+        squared.append(float(error_N.square().sum()))
+        worst.append(float(error_N.abs().max()))
+    return squared, worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["sender", "switch", "direct"])
+def test_hadamard_has_zero_fills_squared_error_and_a_smaller_worst_one(algorithm: str) -> None:
+    """p times the squares of all that crosses a link: 256 ones of each rank, or three quarters of them."""
+    expected = RATE * RANKS * 256 * (0.75 if algorithm == "direct" else 1)
+    hadamard, hadamard_worst = squared_and_worst("hadamard(16)", algorithm, elements=4)
+    zero, zero_worst = squared_and_worst("zero", algorithm, elements=4)
+    assert_within(estimate(hadamard), expected, "Hadamard's squared error")
+    assert_within(estimate(zero), expected, "zero-fill's")
+    difference = estimate(list(np.array(zero_worst) - np.array(hadamard_worst)))
+    assert difference[0] > 4 * difference[1], "the worst coordinate's error is smaller"
+    assert difference[0] > 0.2 * np.mean(zero_worst)
+
+
+@pytest.mark.slow
+def test_lost_elements_and_noise_have_the_squared_error_of_lost_packets() -> None:
+    """Controls of a study: the same damage in expectation, in other forms. Of messages whose ranks' parts are
+    independent: where they are alike, losses of several ranks add up, and noise does not."""
+    estimates = {}
+    for name, elements, control in (("packets", 16, None), ("elements", 1, None), ("noise", 16, "noise")):
+        estimates[name] = estimate(squared_and_worst("zero", control=control, elements=elements)[0])
+        assert_within(estimates[name], RATE * RANKS * 256, name)
+    assert estimates["elements"][1] < 0.5 * estimates["packets"][1], "control: it varies less, so damage is another"

@@ -1,4 +1,4 @@
-"""The vocabulary split over ranks: the dense model's loss, logits and gradients, for virtual ranks and processes."""
+"""The vocabulary split over ranks: the dense model's loss, logits and gradients; what a lossy gather lacks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +13,11 @@ import lossytp as ltp
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.vocabulary import VocabularyParallelEmbedding, cross_entropies, split_vocabulary_
-from tests.parallel.conftest import bernoulli, gradient_error, tiny_batch, tiny_gpt2
+from tests.parallel.conftest import VOCABULARY, bernoulli, gradient_error, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import WIRE, network
 from tests.parallel.families import shifted, tiny
 
 FAMILIES = ["gpt2", "llama", "llama, tied", "phi"]  # tied, untied, tied, with a bias; 97 tokens, and Llamas' padding 0
-BATCH = {"padded": True}
 
 
 def dense_model(family: str) -> PreTrainedModel:
@@ -150,10 +149,78 @@ def test_the_largest_logits_do_not_overflow() -> None:
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    with pytest.raises(TypeError, match="GPT2LMHeadModel is not a tensor-parallel language model with a plain emb"):
+    with pytest.raises(TypeError, match="GPT2LMHeadModel is not"):
         split_vocabulary_(tiny_gpt2())
-    with pytest.raises(TypeError, match="GPT2ForSequenceClassification is not a tensor-parallel language model"):
+    with pytest.raises(TypeError, match="GPT2ForSequenceClassification is not"):
         split(tiny_gpt2("classifier"), bernoulli(0.0), 2)
     streams = ltp.parallelize(tiny_gpt2(), bernoulli(0.0), tensor_parallel_size=2, reliable_gather=False)
-    with pytest.raises(ValueError, match="enable_loss_parallelism = True does not work where ranks have no"):
+    with pytest.raises(ValueError, match="enable_loss_parallelism"):
         split_vocabulary_(streams)
+
+
+COLUMNS = 49  # of each rank, padded
+
+
+def evaluation(loss_rate: float, **options: Any) -> Any:
+    lossy = network(loss_rate)
+    if options.pop("processes", False):
+        ltp.init_process_group(lossy)
+    model = ltp.parallelize(tiny_gpt2(), lossy, tensor_parallel_size=2)
+    split_vocabulary_(model, lossy_gather=True, **options)
+    with torch.no_grad():
+        return model.eval()(input_ids=tiny_batch()["input_ids"])
+
+
+def dense_logits() -> Tensor:
+    with torch.no_grad():
+        return tiny_gpt2().eval()(input_ids=tiny_batch()["input_ids"]).logits
+
+
+def test_without_losses_every_rank_has_the_dense_logits() -> None:
+    output, expected = evaluation(0.0), dense_logits()
+    assert output.rank_logits.shape == (2, *expected.shape)
+    for logits in (*output.rank_logits, output.logits):
+        torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_rank_lacks_packets_of_the_others_columns_and_none_of_its_own() -> None:
+    first, second = evaluation(0.5).rank_logits  # sums lost packets too, for both ranks alike
+    for logits, other, own in ((first, second, slice(COLUMNS)), (second, first, slice(COLUMNS, VOCABULARY))):
+        assert (logits[..., own] != 0).all()
+        arrived = other[..., own] != 0
+        assert 0.4 < arrived.float().mean() < 0.6
+        assert torch.equal(other[..., own][arrived], logits[..., own][arrived])
+
+
+def on_rank_evaluate() -> tuple[Tensor, Tensor]:
+    output = evaluation(0.5, processes=True)
+    return output.rank_logits, output.logits
+
+
+def test_processes_receive_what_virtual_ranks_receive_and_decide_by_the_first_ones_logits(processes: Callable) -> None:
+    expected = evaluation(0.5).rank_logits
+    for rank, (received, deciding) in enumerate(processes(2, on_rank_evaluate)):
+        torch.testing.assert_close(received[0], expected[rank], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(deciding, expected[0], rtol=1e-9, atol=1e-9)
+
+
+def test_the_training_loss_gathers_no_logits() -> None:
+    losses = []
+    for lossy_gather in (False, True):
+        lossy = network(0.5)
+        model = ltp.parallelize(tiny_gpt2(), lossy, tensor_parallel_size=2)
+        split_vocabulary_(model, lossy_gather=lossy_gather)
+        output = model.train()(**tiny_batch())
+        assert not hasattr(output, "rank_logits")
+        losses.append(output.loss.item())
+    assert losses[0] == losses[1]
+
+
+def test_the_dense_model_gathers_nothing() -> None:
+    lossy = network(0.5)
+    model = ltp.parallelize(tiny_gpt2(), lossy, tensor_parallel_size=2)
+    split_vocabulary_(model, lossy_gather=True)
+    with torch.no_grad():
+        output = ltp.gather(model).eval()(input_ids=tiny_batch()["input_ids"])
+    assert not hasattr(output, "rank_logits")
+    assert output.logits.numpy() == pytest.approx(dense_logits().numpy())
