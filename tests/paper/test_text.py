@@ -36,7 +36,7 @@ CLOSING = {"[": "]", "(": ")", "{": "}"}
 def prose(source: str) -> str:
     """Return the source with a space for every character outside prose, so that lines and columns stay.
 
-    Prose is markup and content blocks at any depth of code, numbers after `#`, and strings in code that contain a space.
+    Prose is markup and content blocks at any depth of code, numbers after `#`, and strings in code that have a space.
     Code is an expression after `#` and its content. Raw text, references, labels, links and comments are not prose.
     """
     reader = _Reader(source)
@@ -199,7 +199,7 @@ SKIPPED = {"figure", "code", "svg", "table", "script", "style", "a", "head"}  # 
 BLOCKS = {"p", "li", "h2", "h3"}
 NAMES = r"\b(SST-2|GPT-2|SmolLM2|WikiText-2)\b"
 INTERVAL = r" ?\([−-]?[\d.,]+(?: %)? to [−-]?[\d.,]+(?: %)?\)"  # belongs to the number before it
-NUMBER = r"(?<![\w-])[\d,]*\d(?:\.\d+)?"
+COUNTED = r"(?<![\w-])[\d,]*\d(?:\.\d+)?"
 
 
 class Prose(HTMLParser):
@@ -237,7 +237,7 @@ def sentences(html):
 
 def numbers(sentence):
     """Return the numbers of a sentence. An interval counts with its value, and a name is none."""
-    return re.findall(NUMBER, re.sub(INTERVAL, "", re.sub(NAMES, "", sentence)))
+    return re.findall(COUNTED, re.sub(INTERVAL, "", re.sub(NAMES, "", sentence)))
 
 
 @pytest.fixture(scope="module")
