@@ -15,7 +15,7 @@ from paper.sizes import fine_tuned, packet_bytes, rises_in_inference
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "results" / "paper"
 GRID = ROOT / "notebooks" / "experiments" / "15_sizes.yaml"
 NANO = ROOT / "models" / "gpt2-nano"

@@ -14,7 +14,7 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
 from paper.robustness import train_and_evaluate
 
-NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "41_robustness.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "41_robustness.ipynb"
 RATES = [0.0, 0.3]
 TINY = {"max_steps": 6, "max_length": 16, "max_samples": 300, "eval_samples": 80, "tensor_parallel_size": 2, "seed": 5}
 

@@ -5,7 +5,7 @@ import pytest
 
 from paper.repairs import advise, helpful_repairs, with_retests
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def compared(rows):

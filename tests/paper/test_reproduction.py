@@ -12,7 +12,7 @@ from lossytp.study.run import execute
 from paper.reproduction import compare_inference, compare_runs, verdict
 from paper.study import typeset
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 GRIDS, PUBLISHED = ROOT / "notebooks" / "experiments", ROOT / "results" / "paper"
 INFERENCE = json.loads((PUBLISHED / "inference" / "tolerance.json").read_text())
 
