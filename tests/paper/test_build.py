@@ -72,10 +72,8 @@ def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
 
 
 def test_summarise_runs_counts_each_run_once_and_no_packets_of_controls(study, record):
-    ran, with_control = (
-        summarise_runs(study),
-        summarise_runs([*study, record(loss_rate=0.1, seed=7, accuracy=0.5, control="elements")]),
-    )
+    control = record(loss_rate=0.1, seed=7, accuracy=0.5, control="elements")
+    ran, with_control = summarise_runs(study), summarise_runs([*study, control])
     assert (ran["cells"], ran["packets"], ran["hours"]) == (15, 15_000, pytest.approx(0.15))
     assert (with_control["cells"], with_control["packets"]) == (16, 15_000)
     assert summarise_runs([*study, *study[:4]]) == ran

@@ -28,17 +28,12 @@ def arms(rng: np.random.Generator, number: int, scatter: float) -> tuple[np.ndar
     return x, law * (1 + scatter * rng.standard_normal(number)) + NOISE * rng.standard_normal(number)
 
 
-def test_a_law_without_scatter_is_found_again() -> None:
-    x, fall = arms(np.random.default_rng(0), 40, 0.0)
-    found = fit_predictor(x, fall, np.full(40, NOISE))
-    assert found.scale == pytest.approx(SCALE, rel=0.05)
-    assert found.exponent == pytest.approx(EXPONENT, rel=0.05)
-    assert found.scatter < 0.1
-
-
-def test_the_scatter_of_the_arms_is_found() -> None:
+def test_fit_predictor_finds_the_law_and_the_scatter_of_the_arms() -> None:
     x, fall = arms(np.random.default_rng(1), 400, 0.3)
     assert fit_predictor(x, fall, np.full(400, NOISE)).scatter == pytest.approx(0.3, abs=0.04)
+    found = fit_predictor(*arms(np.random.default_rng(0), 40, 0.0), np.full(40, NOISE))
+    assert (found.scale, found.exponent) == pytest.approx((SCALE, EXPONENT), rel=0.05)
+    assert found.scatter < 0.1
 
 
 @pytest.mark.slow

@@ -49,12 +49,16 @@ def test_intervals_are_over_draws_and_collapse_is_of_blocks(tmp_path):
     assert row["largest"] == 5.1
 
 
-def test_what_strikes_packets_together_is_named(tmp_path):
+def test_rises_name_what_strikes_packets_together_and_a_file_that_is_no_record(tmp_path):
     row = {"repair": "zero", "loss_rate": 0.1, "rises": [[0.1], [0.2]]}
     write(tmp_path / "one", [row], loss_type="ber")
     write(tmp_path / "three", [row], loss_type="correlated(shared=1.0)")
     write(tmp_path / "two", [row], loss_type="g-e", mean_burst_packets=8.0)
     assert list(rises(tmp_path)["losses"]) == ["single", "correlated(shared=1.0)", "bursts of 8"]
+    (tmp_path / "one" / "tolerance.json").write_text('{"rows": []}')
+    with pytest.raises(ValueError, match=r"tolerance\.json"):
+        rises(tmp_path)
+    assert rises(tmp_path / "empty").empty
 
 
 def row(algorithm, rate, median, phase="reduce", repair="zero", losses="single"):
@@ -95,6 +99,9 @@ def test_predictions_stand_beside_what_was_measured_without_a_repair():
     assert table["fitted"].tolist() == [True, True, False, False]
     assert table["median"].tolist() == [0.2, 0.8, 3.0, 1.3]
     assert table["median_by_loss_rate"].tolist() == pytest.approx([0.2, 0.8, 0.8, 0.8])
+    with pytest.raises(ValueError, match=r"direct, both, loss rate 0\.1 was predicted, but not measured"):
+        against_predicted(MEASURED, predict_medians(ERRORS, MEASURED))
+    assert repaired(MEASURED)["median"].tolist() == [0.8, 0.5], "repairs stand where they were tried"
 
 
 def test_repairs_and_other_networks_are_held_against_the_law_of_no_repair():
@@ -116,22 +123,6 @@ def test_a_row_without_errors_is_named_and_not_left_out():
     assert (times_law(table, ERRORS.assign(repair="zero"))["repair"] == "zero").all(), "it needs earlier messages"
 
 
-def test_a_prediction_without_a_measurement_is_an_error_and_not_left_out():
-    with pytest.raises(ValueError, match=r"direct, both, loss rate 0\.1 was predicted, but not measured: run"):
-        against_predicted(MEASURED, predict_medians(ERRORS, MEASURED))
-
-
-def test_repairs_are_compared_where_they_were_tried():
-    assert repaired(MEASURED)["median"].tolist() == [0.8, 0.5]
-
-
-def test_a_file_that_is_no_record_is_named(tmp_path):
-    (tmp_path / "tolerance.json").write_text('{"rows": []}')
-    with pytest.raises(ValueError, match=r"tolerance\.json is not a tolerance record \(KeyError\('config'\)\)"):
-        rises(tmp_path)
-    assert rises(tmp_path / "empty").empty
-
-
 def test_the_strongest_packet_stands_beside_usual_ones(tmp_path):
     rows = ["layer,module,block,bin,src,dst,token,norm,rise"]
     for block, (norm, rise) in enumerate([(100.0, 8.0), (300.0, 12.0)]):
@@ -140,29 +131,17 @@ def test_the_strongest_packet_stands_beside_usual_ones(tmp_path):
     file = tmp_path / "packets.csv"
     file.write_text("\n".join(rows))
     assert strongest_packet(file) == {
-        "layer": 3,
-        "module": "mlp",
-        "blocks": 2,
-        "norm": 200.0,
-        "usual_norm": 3.0,
-        "rise": 10.0,
-        "least_rise": 8.0,
+        "layer": 3, "module": "mlp", "blocks": 2, "norm": 200.0, "usual_norm": 3.0, "rise": 10.0, "least_rise": 8.0,
         "usual_rise": 0.03,
-    }
+    }  # fmt: skip
 
 
 # Fine-tuning
 
 ACCURACY = {
-    ("no loss", "zero"): 0.80,
-    ("no loss", FEW): 0.78,
-    ("no loss", BEST): 0.86,
-    ("zero", "zero"): 0.81,
-    ("zero", FEW): 0.77,
-    ("zero", BEST): 0.85,
-    (BEST, "zero"): 0.79,
-    (BEST, FEW): 0.78,
-    (BEST, BEST): 0.87,
+    (trained, evaluated): accuracy
+    for trained, row in {"no loss": (0.80, 0.78, 0.86), "zero": (0.81, 0.77, 0.85), BEST: (0.79, 0.78, 0.87)}.items()
+    for evaluated, accuracy in zip(("zero", FEW, BEST), row, strict=True)
 }
 
 
@@ -200,10 +179,7 @@ def test_falls_are_against_the_model_without_any_losses_paired_by_seed(table):
         found = rows.loc[(task, "zero", "zero"), ["clean_fall", "clean_low", "clean_high", "strongest", "weakest"]]
         assert found.tolist() == pytest.approx([0.02, 0.02, 0.02, 1001, 1000])
         assert rows.loc[(task, "zero", "zero"), "seeds"] == 3
-
-
-def test_a_model_without_its_lossless_seed_does_not_count(table):
-    lacking = table[(table["seed"] > 0) | (table["trained_at"] > 0)]
+    lacking = table[(table["seed"] > 0) | (table["trained_at"] > 0)]  # one model's lossless seed
     assert (outcomes(lacking)["seeds"] == 2).all()
 
 
