@@ -53,6 +53,22 @@ def interleaved(arms: dict[str, Callable[[], object]], rounds: int, label: str) 
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
+def seconds_of_steps(
+    models: dict[str, PreTrainedModel], tokens: torch.Tensor, labels: torch.Tensor, rounds: int, label: str
+) -> dict[str, float]:
+    """Median seconds of a training step of each model."""
+
+    def step(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+        model(tokens, labels=labels, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    arms: dict[str, Callable[[], object]] = {
+        name: partial(step, model, torch.optim.AdamW(model.parameters())) for name, model in models.items()
+    }
+    return interleaved(arms, rounds, label)
+
+
 def training_step_ratios(
     shape: dict, batch: int, length: int, rounds: int, ways: dict[str, dict], classes: int | None = None
 ) -> dict:
@@ -70,19 +86,13 @@ def training_step_ratios(
     tokens = torch.randint(1, shape["vocab_size"], (batch, length))
     labels = torch.randint(classes, (batch,)) if classes else tokens
 
-    def step(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
-        model(tokens, labels=labels, use_cache=False).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
     networks = {name: ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.01)) for name in ways}
     models = {"dense": dense, "dense, one-kernel activation": fused} | {
         name: ltp.parallelize(dense, networks[name], tensor_parallel_size=4, **comm) for name, comm in ways.items()
     }
-    arms: dict[str, Callable[[], object]] = {
-        name: partial(step, model, torch.optim.AdamW(model.parameters())) for name, model in models.items()
-    }
-    seconds = interleaved(arms, rounds, f"step of {sum(p.numel() for p in dense.parameters()) / 1e6:.0f} M")
+    seconds = seconds_of_steps(
+        models, tokens, labels, rounds, f"step of {sum(p.numel() for p in dense.parameters()) / 1e6:.0f} M"
+    )
     return {
         "parameters": sum(parameter.numel() for parameter in dense.parameters()),
         "tokens": batch * length,
@@ -101,17 +111,9 @@ def llama_step_ratio(rounds: int) -> dict:
     dense = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **LLAMA))
     tokens = torch.randint(1, LLAMA["vocab_size"], (8, 128))
 
-    def step(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
-        model(tokens, labels=tokens, use_cache=False).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.01))
     models = {"dense": dense, "direct": ltp.parallelize(dense, network, tensor_parallel_size=4)}
-    arms: dict[str, Callable[[], object]] = {
-        name: partial(step, model, torch.optim.AdamW(model.parameters())) for name, model in models.items()
-    }
-    seconds = interleaved(arms, rounds, "step of a Llama")
+    seconds = seconds_of_steps(models, tokens, tokens, rounds, "step of a Llama")
     return {
         "parameters": dense.num_parameters(),
         "seconds": seconds,
@@ -138,15 +140,9 @@ def smollm2_evaluation_ratio(rounds: int) -> dict | None:
 
 
 LLAMA = {  # 14 M parameters
-    "hidden_size": 320,
-    "intermediate_size": 864,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 16384,
-    "tie_word_embeddings": True,
-    "pad_token_id": 0,
-}
+    "hidden_size": 320, "intermediate_size": 864, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 16384, "tie_word_embeddings": True, "pad_token_id": 0,
+}  # fmt: skip
 DIRECT: dict[str, dict] = {"direct": {}}
 STREAMS: dict[str, dict] = {
     **DIRECT,
@@ -159,15 +155,7 @@ EVERY_WAY: dict[str, dict] = {
     **{name: {"algorithm": name} for name in ("ring", "tree", "switch", "sender")},
     **{
         f"direct, {repair}": {"repair": repair}
-        for repair in (
-            "rescale",
-            "rescale_counted",
-            "stale",
-            "local",
-            "fec(10, 8)",
-            "hadamard(64)",
-            "retransmit(2)",
-        )
+        for repair in ("rescale", "rescale_counted", "stale", "local", "fec(10, 8)", "hadamard(64)", "retransmit(2)")
     },
 }
 

@@ -229,17 +229,6 @@ def test_other_seeds_groups_and_switches_have_nothing_in_common(apart):
     assert np.array_equal(lost(**one), lost(**one, src=2))  # control: all is shared among links of one switch
 
 
-def test_what_the_switch_loses_every_link_loses():
-    """And beyond that nothing in common: each link's further losses are its own."""
-    process = CORRELATED["bursts are shared"]
-    lost = [set(process.losses((*KEY[:-2], src, dst)).take(20_000).tolist()) for src, dst in ((0, 1), (1, 0), (5, -1))]
-    switch = set(process.common.losses((*KEY[:-2], "switch", 0)).take(20_000).tolist())
-    assert switch
-    assert all(switch < link for link in lost)
-    own = [link - switch for link in lost]
-    assert not (own[0] & own[1] & own[2])
-
-
 def test_links_share_losses_at_the_same_number_of_packets_in_one_switch_and_evaluation():
     shared, private = shared_losses(0.1, 1, 4), shared_losses(0.1, 0, 4)
     network = LossyNetwork({(0, 1): shared, (2, 1): shared}, default=private)

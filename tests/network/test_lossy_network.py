@@ -152,7 +152,7 @@ def test_each_link_has_normal_numbers_of_its_own_that_carry_over():
     assert drawn(network) == drawn(LossyNetwork(BERNOULLI)), "a link's losses go on as they were"
 
 
-def test_evaluation_does_not_shift_training_s_noise_and_a_saved_state_holds_it():
+def test_evaluation_does_not_shift_training_s_normals_and_a_saved_state_holds_them():
     network, plain, resumed = (LossyNetwork(BERNOULLI) for _ in range(3))
 
     def noise(of):
@@ -337,13 +337,10 @@ def test_a_state_is_neither_saved_nor_loaded_within_evaluation():
 
 OTHERS = [
     (LossyNetwork(BERNOULLI), LossyNetwork(MORE), "process"),
-    (LossyNetwork(BERNOULLI), LossyNetwork(BURSTS), "process"),
     (LossyNetwork(every(10)), LossyNetwork(every(5)), "process"),
     (LossyNetwork(Trace(lost=[1], num_packets=9)), LossyNetwork(Trace(lost=[1], num_packets=8)), "process"),
     (LossyNetwork({(0, 1): BERNOULLI}), LossyNetwork({(0, 1): MORE}), "process of 0>1"),
     (LossyNetwork({(0, 1): BERNOULLI}), LossyNetwork({(0, 2): BERNOULLI}), "process of"),
-    (LossyNetwork({(0, 1): BERNOULLI}), LossyNetwork(BERNOULLI), "process"),
-    (LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI, ranks_per_node=2), "process"),
     (LossyNetwork(BERNOULLI, ranks_per_node=4), LossyNetwork(BERNOULLI, ranks_per_node=2), "process"),
     (LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI, wire=Wire(mtu_bytes=900)), "wire"),
     (LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI, scope=Scope(direction="forward")), "scope"),
@@ -365,16 +362,11 @@ SAME = [(LossyNetwork(every(10)), LossyNetwork(every(10))), (LossyNetwork({}, de
 
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_a_state_of_a_network_with_the_same_settings_is_taken(one, other):
-    other.load_state_dict(saved(one))
+    state = saved(one)
+    other.load_state_dict(state)
     assert drawn(other) == drawn(one)
-
-
-def test_a_state_from_before_settings_were_saved_is_taken():
-    network, resumed = LossyNetwork(BURSTS), LossyNetwork(BURSTS)
-    state = saved(network)
-    del state["settings"]
-    resumed.load_state_dict(state)
-    assert drawn(resumed) == drawn(network)
+    del state["settings"]  # as before settings were saved
+    other.load_state_dict(state)
 
 
 NOT_LINKS = ({"links": None}, {"links": [[["tp", 0]]]}, {"links": [[["tp", 0, 1], {}]]})
@@ -445,45 +437,34 @@ def test_equal_settings_are_described_alike():
 # What is refused, and what is left alone
 
 
-@pytest.mark.parametrize("given", [0.1, None, "ber", Bernoulli, PerPacket, Bernoulli.losses, object()])
+@pytest.mark.parametrize("given", [0.1, None, "ber", Bernoulli, PerPacket, object()])
 def test_what_is_no_process_is_refused(given):
     for arguments in ({"process": given}, {"process": {(0, 1): given}}, {"process": {}, "default": given}):
         with pytest.raises(ValueError, match="process"):
             LossyNetwork(**arguments)
 
 
-@pytest.mark.parametrize("key", ["0>1", (0, 1, 2), 3, (0, 0), (0, -2), (0, 1.0)])
-def test_a_default_without_names_and_names_that_are_no_links_are_refused(key):
-    for arguments in ({"process": {key: MORE}}, {"process": BERNOULLI, "default": MORE}, {"process": {}}):
-        with pytest.raises(ValueError, match=r"default|link|process"):
-            LossyNetwork(**arguments)
-
-
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("wire", 1500), ("wire", 0), ("scope", "forward"), ("scope", None), *(("seed", bad) for bad in ("1", True, 0.5))],
+    ("name", "arguments"),
+    [
+        *(("link", {"process": {key: MORE}}) for key in ("0>1", (0, 1, 2), 3, (0, 0), (0, -2), (0, 1.0))),
+        *(("default", {"default": MORE}), ("process", {"process": {}}), ("wire", {"wire": 1500})),
+        *(("scope", {"scope": scope}) for scope in ("forward", None)),
+        *(("seed", {"seed": seed}) for seed in ("1", True, 0.5)),
+        *(("ranks_per_node", {"ranks_per_node": ranks}) for ranks in (0, 2.5, True, "2")),
+    ],
 )
-def test_arguments_of_other_types_are_refused(name, value):
-    with pytest.raises(TypeError, match=name):
-        LossyNetwork(BERNOULLI, **{name: value})
-
-
-@pytest.mark.parametrize("step", ["3", 0.5, True, None])
-def test_an_evaluations_step_is_a_whole_number(step):
-    with pytest.raises(TypeError, match="step"), LossyNetwork(BERNOULLI).evaluation(step):
-        pass
-
-
-@pytest.mark.parametrize("ranks_per_node", [0, -2, 2.5, True, "2"])
-def test_nodes_of_no_ranks_are_refused(ranks_per_node):
-    with pytest.raises(ValueError, match=r"^ranks_per_node = .*: give .*1 or more$"):
-        LossyNetwork(BERNOULLI, ranks_per_node=ranks_per_node)
+def test_arguments_that_cannot_be_are_refused(name, arguments):
+    with pytest.raises((TypeError, ValueError), match=name):
+        LossyNetwork(**{"process": BERNOULLI} | arguments)
 
 
 def test_a_negative_number_of_packets_is_refused_and_none_advance_nothing():
     network = LossyNetwork(BERNOULLI)
     with pytest.raises(ValueError, match="num_packets"):
         network.lost_packets(0, 1, -1)
+    with pytest.raises(TypeError, match="step"), network.evaluation(0.5):
+        pass
     assert drawn(network, num_packets=0) == []
     assert drawn(network) == drawn(LossyNetwork(BERNOULLI))
 
@@ -520,10 +501,6 @@ def test_the_network_needs_neither_torch_nor_pandas():
 
 # How ranks exchange messages
 
-OWN = {"reliable_gather": False}
-SEQUENCE = {"sequence_parallel": True}
-NOISE = {"control": "noise"}
-
 
 @pytest.mark.parametrize(
     ("comm", "name"),
@@ -532,24 +509,20 @@ NOISE = {"control": "noise"}
         *(({"repair": repair}, "repair") for repair in ("magic", "hadamard(6)")),
         ({"wire_dtype": "fp64"}, "wire_dtype"),
         ({"control": "loud"}, "control"),
-        *(({"repair": "local", **other}, "repair") for other in ({"algorithm": "sender"}, SEQUENCE | OWN)),
-        ({"repair": "local", "exact_adjoint": True}, "exact_adjoint"),
-        *(({"exact_adjoint": True, **other}, "exact_adjoint") for other in (OWN, SEQUENCE, SEQUENCE | OWN)),
-        ({"algorithm": "sender", **OWN}, "reliable_gather"),
-        *(({**NOISE, "algorithm": algorithm}, "one of direct, sender, switch") for algorithm in ("ring", "tree")),
-        ({**NOISE, **SEQUENCE, "algorithm": "switch"}, "one of direct$"),
-        *(({**NOISE, **other}, "control") for other in ({"repair": "rescale"}, {"exact_adjoint": True})),
+        ({"repair": "local", "algorithm": "sender"}, "repair"),
+        ({"exact_adjoint": True, "reliable_gather": False}, "exact_adjoint"),
+        ({"algorithm": "sender", "reliable_gather": False}, "reliable_gather"),
+        ({"control": "noise", "repair": "rescale"}, "control"),
         ({"reliable_gathers": False}, "did you mean reliable_gather"),
     ],
 )
 def test_ways_of_exchange_that_cannot_be_are_refused(comm, name):
-    with pytest.raises(ValueError, match=name) as refusal:
+    with pytest.raises(ValueError, match=name):
         CommConfig.named(**comm)
-    assert "\n" not in str(refusal.value)
 
 
 def test_whatever_else_there_is_can_be_combined():
-    """Control: nothing more is refused than is listed."""
+    """Nothing more is refused than `expected` says, and nothing less."""
     repairs = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(3, 2)", "hadamard", "retransmit(1)"]
     refused = taken = 0
     for algorithm, repair, *switches in itertools.product(ALGORITHMS, repairs, *[(False, True)] * 4):
@@ -572,11 +545,6 @@ def test_whatever_else_there_is_can_be_combined():
             assert not expected, (algorithm, repair, settings, noise)
     assert refused > 100
     assert taken > 100
-
-
-def test_messages_have_their_own_dtype_where_none_is_given():
-    assert [CommConfig(wire_dtype=dtype).wire_dtype for dtype in (None, "fp32", "bf16")] == [None, "fp32", "bf16"]
-    assert CommConfig() == CommConfig.named(algorithm="direct", repair="zero", reliable_gather=True)
 
 
 @pytest.mark.parametrize(

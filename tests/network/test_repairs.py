@@ -21,7 +21,6 @@ from lossytp.network.repairs import (
     Stale,
     Zero,
     repair_named,
-    stage_of,
     wire_order,
 )
 from lossytp.network.routes import Hop
@@ -104,13 +103,6 @@ def scripted(*rounds):
     return send, asked
 
 
-def test_without_a_transport_of_its_own_a_repair_sends_a_message_once():
-    for repair in (ZERO, Rescale(), Hadamard(8)):
-        send, asked = scripted([1, 4])
-        assert repair.deliver(6, send).tolist() == [1, 4]
-        assert asked == [(6, 0)]
-
-
 def test_what_is_lost_is_sent_again_until_it_arrives():
     """Of packets 1, 3, 4 and 7, resent as 0 to 3, the second and last are lost again: 3 and 7; then 7."""
     send, asked = scripted([1, 3, 4, 7], [1, 3], [1])
@@ -122,6 +114,10 @@ def test_what_is_lost_is_sent_again_until_it_arrives():
     send, asked = scripted([])
     assert Retransmit(5).deliver(8, send).tolist() == []
     assert asked == [(8, 0)]
+    for repair in (ZERO, Rescale(), Hadamard(8)):  # without a transport of its own
+        send, asked = scripted([1, 4])
+        assert repair.deliver(6, send).tolist() == [1, 4]
+        assert asked == [(6, 0)]
 
 
 @reproducible
@@ -273,19 +269,6 @@ def test_what_is_missing_was_lost_and_fewer_losses_leave_no_more_missing(code, n
 
 
 @reproducible
-@given(code=fecs, num_packets=st.integers(1, 60))
-def test_packets_keep_their_order_and_every_block_has_its_parity(code, num_packets):
-    packet, group = wire_order(code, num_packets)
-    assert packet[packet >= 0].tolist() == list(range(num_packets))
-    parity, blocks = code.n - code.k, -(-num_packets // code.k)
-    assert (packet < 0).sum() == parity * blocks
-    assert missing_of(code, num_packets, [])[1:] == (num_packets + parity * blocks, parity * blocks)
-    groups = blocks * (parity if code.code == "xor" else 1)
-    assert np.bincount(group[packet < 0], minlength=groups).tolist() == [parity if code.code == "mds" else 1] * groups
-    assert np.bincount(group[packet >= 0]).max() <= (code.k if code.code == "mds" else -(-code.k // parity))
-
-
-@reproducible
 @given(k=st.integers(1, 6), depth=st.integers(1, 4), num_packets=st.integers(0, 40), data=st.data())
 def test_with_one_parity_packet_both_codes_are_the_same(k, depth, num_packets, data):
     mds, xor = (Fec(k + 1, k, depth, code) for code in ("mds", "xor"))
@@ -317,11 +300,8 @@ def test_the_packets_of_the_largest_norms_are_protected() -> None:
     squares = np.array([1.0, 9.0, 4.0, 9.0, 0.0])
     assert Protect(0.2).protected(squares, seed=0).tolist() == [1]  # the first of equals
     assert Protect(0.5).protected(squares, seed=0).tolist() == [1, 2, 3]
-
-
-def test_random_places_follow_from_the_seed_alone() -> None:
     places = [Protect(0.1, by="random").protected(np.arange(100.0), seed).tolist() for seed in (0, 0, 1)]
-    assert places[0] == places[1] != places[2]
+    assert places[0] == places[1] != places[2], "random places follow from the seed"
     assert len(set(places[0])) == 10
 
 
@@ -339,16 +319,12 @@ def test_without_losses_it_sends_nothing_more() -> None:
     assert not len(missing[0])
     assert summary["extra"] == 46  # 2 packets of parity for each block of 8 of 180 packets
     assert sent_over_a_link("protect(0.1)", 0.0)[1]["extra"] == 0
-
-
-def test_hadamard_pads_only_the_other_packets() -> None:
-    """180 packets of 2 elements make blocks of 128 coefficients; protected ones travel as they are."""
-    _, summary = sent_over_a_link("protect(0.1) + hadamard(128)", 0.0)
-    assert summary["packets"] == 20 + 3 * 128 / 2
+    padded = sent_over_a_link("protect(0.1) + hadamard(128)", 0.0)[1]["packets"]
+    assert padded == 20 + 3 * 128 / 2, "180 packets of 2 elements make blocks of 128; protected ones travel as they are"
 
 
 def test_a_link_that_delivers_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"repair = 'protect\(0.1\)' sent a packet 10000 times over a link that deliv"):
+    with pytest.raises(ValueError, match=r"repair = 'protect\(0.1\)'"):
         sent_over_a_link("protect(0.1)", 1.0)
 
 
@@ -356,18 +332,6 @@ def test_unprotected_energy_is_what_the_other_packets_hold() -> None:
     squares = np.array([1.0, 90.0, 4.0, 5.0])
     assert unprotected_energy(squares, Protect(0.25)) == pytest.approx(0.1)
     assert unprotected_energy(np.ones(100), Protect(0.07)) == pytest.approx(0.93)
-
-
-def test_stages_of_a_chain() -> None:
-    chain = repair_named("protect(0.01) + fec(10, 8) + stale")
-    assert [str(stage_of(chain, stage)) for stage in ("select", "deliver", "fill")] == [
-        "protect(0.01)",
-        "fec(10, 8, 1, 'mds')",
-        "stale",
-    ]
-    assert chain.remembers
-    assert chain.sends_more
-    assert repair_named(str(chain)) == chain
 
 
 # Round trips

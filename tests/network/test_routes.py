@@ -13,7 +13,6 @@ from lossytp.network import ALGORITHMS, SWITCH, GilbertElliott, LossyNetwork
 from lossytp.network.repairs import repair_named
 from lossytp.network.routes import MOST, Hop, Wire, algorithm_named, check_links_within, checked_link, chunk_bounds
 from lossytp.network.routes import RING as ring
-from lossytp.network.routes import TREE as tree
 from tests.network.loss_statistics import reproducible
 from tests.network.lossy_traffic import BURSTS, EVERYTHING, TWO_FLOATS, drawn, elements_missing, packets_of
 
@@ -160,14 +159,6 @@ def test_ring_by_hand():
     first = [Hop(5, 6, 0, 2, (1, 2)), Hop(6, 7, 2, 4, (2, 0)), Hop(7, 5, 4, 6, (0, 1))]
     then = [Hop(5, 6, 4, 6, (1,)), Hop(6, 7, 0, 2, (2,)), Hop(7, 5, 2, 4, (0,))]
     assert ring.gather(6, (5, 6, 7)) == (*first, *then)
-
-
-def test_tree_by_hand():
-    """Position 0 above 1 and 2, 1 above 3 and 4."""
-    up = [(4, 1, (4,)), (3, 1, (3,)), (2, 0, (2,)), (1, 0, (1, 3, 4))]
-    assert tree.reduce(9, (0, 1, 2, 3, 4)) == tuple(Hop(src, dst, 0, 9, below) for src, dst, below in up)
-    down = [(0, 1, (1, 3, 4)), (0, 2, (2,)), (1, 3, (3,)), (1, 4, (4,))]
-    assert tree.gather(9, (0, 1, 2, 3, 4)) == tuple(Hop(src, dst, 0, 9, below) for src, dst, below in down)
 
 
 # Names

@@ -179,11 +179,6 @@ def test_without_losses_there_is_no_error_and_with_more_losses_no_less(algorithm
     assert mean_weights(algorithm, repair, 4, 0.0, reliable_gather) == pytest.approx(np.ones((4, 4)))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_rescale_is_unbiased(algorithm):
-    assert mean_weights(algorithm, "rescale", 5, 0.3, algorithm == "sender") == pytest.approx(np.ones((5, 5)))
-
-
 def test_links_that_deliver_nothing():
     """An owner keeps its own part, and has nothing to scale or to put in, but its own again."""
     for repair in ("zero", "rescale", "stale", "hadamard", "fec(4, 3)", "retransmit(3)"):

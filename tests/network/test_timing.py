@@ -20,7 +20,6 @@ from lossytp.network.timing import (
     Path,
     SelectiveRepeat,
     collective_times,
-    selective_repeat,
     step_seconds,
     tail,
 )
@@ -126,17 +125,6 @@ def test_any_pattern_of_losses_takes_as_long_as_in_the_event_simulation(
     assert_same_as_events(sender, [Recorded(lost), Recorded(lost[::-1])], num_packets, 2, path(round_trip))
 
 
-@pytest.mark.parametrize("rate", [0.9, 0.95])
-def test_where_most_is_lost_a_few_rounds_draw_enough(rate, monkeypatch):
-    """Each round starts again from the first packet."""
-    rounds = []
-    counted = staticmethod(lambda *given, **named: rounds.append(1) or selective_repeat(*given, **named))
-    monkeypatch.setattr(SelectiveRepeat, "starts", counted)
-    links = [Bernoulli(loss_rate=rate).losses((0, "test", link)) for link in range(4)]
-    SelectiveRepeat(window_packets=24, timeout_s=16 * PACKET_S).deliver(links, 64, 4, path(10))
-    assert len(rounds) < 8
-
-
 @pytest.mark.parametrize("process", PROCESSES)
 @pytest.mark.parametrize("deadline", [11.5, 30.2, 53.9, 54, 70])  # in packets; all 48 have arrived after 54
 def test_best_effort_ends_and_misses_exactly_what_it_does_in_the_event_simulation(process, deadline):
@@ -159,17 +147,6 @@ def test_without_loss_a_message_is_a_pipeline(transport, window, gap):
     sender = transport(window_packets=window, timeout_s=20 * PACKET_S)
     delivered = sender.deliver([Recorded(np.zeros(0))], 100, 3, path(10))
     assert delivered.seconds == pytest.approx(np.full((1, 3), (99 * gap + 1 + 5) * PACKET_S), rel=1e-12)
-
-
-@pytest.mark.parametrize("process", PROCESSES)
-def test_selective_repeat_sends_each_packet_one_over_one_minus_p_times(process):
-    lost = [PROCESSES[process].losses((0, "test", link)).take(2 * 200 * 50) for link in range(100)]
-    _, sent = selective_repeat(lost, 200, 50, window=64, timeout=32, acknowledged=11)
-    assert sent.max() <= 2 * 200 * 50
-    transmissions = batch_means(sent / (200 * 50))
-    rate = PROCESSES[process].loss_rate
-    assert_within(transmissions, 1 / (1 - rate), "transmissions a packet")
-    assert not is_within(transmissions, 1 + rate)
 
 
 @pytest.mark.parametrize("transport", EVENTS)
@@ -266,17 +243,6 @@ def test_each_sample_is_made_of_its_own_links_and_messages(monkeypatch):
     first_message = np.array([0, 2, 4, 0, 2])
     assert got.seconds.tolist() == (2 * slower_link + 2 * first_message + 1).tolist()
     assert got.missing_share == pytest.approx((4 * first_message + 2) / (2 * 2 * 20))
-
-
-@pytest.mark.parametrize("algorithm", SCHEDULES)
-@pytest.mark.parametrize("transport", [RELIABLE, GoBackN(window_packets=64, timeout_s=100e-6)])
-def test_time_grows_with_the_loss_rate_and_never_falls_below_the_lossless_one(algorithm, transport):
-    rates = (0.0, 0.001, 0.01, 0.1)
-    by_rate = [times(algorithm, transport=transport, process=Bernoulli(loss_rate=rate)).seconds for rate in rates]
-    means = [seconds.mean() for seconds in by_rate]
-    assert means == sorted(means)
-    assert means[-1] > 1.5 * means[0]
-    assert min(seconds.min() for seconds in by_rate) >= LOSSLESS_S[algorithm, 4] * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("algorithm", SCHEDULES)

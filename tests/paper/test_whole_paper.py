@@ -36,10 +36,9 @@ def pretrained(template: dict, config: PretrainConfig) -> dict:
     """Return a made-up record: halving the tokens costs 0.4 nats, 10 % loss 0.1, and as much again in evaluation."""
     changed = {"config": config.result_settings(), "seed": config.network.seed, "parameters": 1_300_000}
     record = copy.deepcopy(template) | changed
-    clean = (
-        4.5 + 0.1 * config.network.seed - 0.4 * np.log2(config.optimizer.total_steps / 1250) + config.network.loss_rate
-    )
-    clean += np.random.default_rng([config.network.seed, config.optimizer.total_steps]).normal(0, 0.0005)
+    seed, steps = config.network.seed, config.optimizer.total_steps
+    clean = 4.5 + 0.1 * seed - 0.4 * np.log2(steps / 1250) + config.network.loss_rate
+    clean += np.random.default_rng([seed, steps]).normal(0, 0.0005)
     entropies = {"cross_entropy_clean": clean, "cross_entropy_lossy": clean + config.network.loss_rate}
     record["final"] = dict.fromkeys(record["final"]) | entropies
     record["data"] = {name: record["data"][name] for name in ("sha256", "real_token_share")} | {"majority_share": None}
@@ -47,34 +46,26 @@ def pretrained(template: dict, config: PretrainConfig) -> dict:
 
 
 def made_up(template: dict, config: TrainConfig, processes: int) -> dict:
-    record = copy.deepcopy(template) | {
-        "config": config.result_settings(),
-        "seed": config.network.seed,
-        "processes": processes,
-    }
-    noise = np.random.default_rng([config.network.seed, round(1000 * fall(config))]).normal(0, 0.0005)
-    learned = (
-        0.08 * np.log(config.optimizer.max_steps / 200) / np.log(3)
-    )  # a longer training learns more than losses cost
-    accuracy = 0.7 + 0.01 * config.network.seed + learned - fall(config) + noise
+    seed, steps = config.network.seed, config.optimizer.max_steps
+    changed = {"config": config.result_settings(), "seed": seed, "processes": processes}
+    record = copy.deepcopy(template) | changed
+    noise = np.random.default_rng([seed, round(1000 * fall(config))]).normal(0, 0.0005)
+    learned = 0.08 * np.log(steps / 200) / np.log(3)  # a longer training learns more than losses cost
+    accuracy = 0.7 + 0.01 * seed + learned - fall(config) + noise
     record["final"] |= {"accuracy_lossy": accuracy, "accuracy_clean": accuracy + fall(config) / 4}
     record["final"]["cross_entropy_lossy"] = 2 - 3 * accuracy
-    every = config.output.eval_steps or config.optimizer.max_steps
+    every, last = config.output.eval_steps or steps, record["curves"]["eval"][-1]
+    if not config.network.reliable_gather:
+        last |= {"stream_distance": [0.1, 0.2, 0.3, 0.4], "replica_drift": 0.1}
     record["curves"]["eval"] = [
-        record["curves"]["eval"][-1]
-        | {"step": step, "accuracy_lossy": accuracy - 0.4 * (1 - step / config.optimizer.max_steps) ** 2}
-        | (
-            {}
-            if config.network.reliable_gather
-            else {"stream_distance": [0.1, 0.2, 0.3, 0.4], "replica_drift": step / 1e4}
-        )
-        for step in range(every, config.optimizer.max_steps + 1, every)
+        last | {"step": step, "accuracy_lossy": accuracy - 0.4 * (1 - step / steps) ** 2}
+        for step in range(every, steps + 1, every)
     ]
     traffic = record["network"]["training"]
     lost = int(config.network.loss_rate * traffic["packets"])
     extra = traffic["packets"] // 5 if config.network.repair.startswith(("fec", "retransmit")) else 0
     traffic |= {"lost": lost, "missing": lost, "extra": extra}
-    record["timing"]["steps"] = config.optimizer.max_steps
+    record["timing"]["steps"] = steps
     return record
 
 
@@ -93,11 +84,10 @@ def make_up_records(place: Path, profile: str) -> None:
         for cell in experiment.cells:
             if cell.config.network.seed < first + SEEDS:
                 template = templates.get(cell.config.data.dataset, templates["docstrings"])
-                record = (
-                    pretrained(template, cell.config)
-                    if isinstance(cell.config, PretrainConfig)
-                    else made_up(template, cell.config, experiment.processes)
-                )
+                if isinstance(cell.config, PretrainConfig):
+                    record = pretrained(template, cell.config)
+                else:
+                    record = made_up(template, cell.config, experiment.processes)
                 write_record(Path(cell.config.output.output_dir), record)
 
 
@@ -136,15 +126,8 @@ def paper(results):
 def test_every_grid_but_those_with_figures_of_their_own_is_compared(paper):
     experiments = load_experiments(ROOT / "notebooks" / "experiments", "paper", ROOT / "results" / "paper")
     names = {experiment.name for experiment in experiments}
-    assert set(paper["comparisons"]) == names - {
-        "01_tolerance",
-        "08_robustness",
-        "11_pretraining",
-        "12_predictions",
-        "15_sizes",
-        "18_pretraining_gpt2",
-        "18_pretraining_gpt2_jumbo",
-    }
+    own = {"01_tolerance", "08_robustness", "11_pretraining", "12_predictions", "15_sizes", "18_pretraining_gpt2"}
+    assert set(paper["comparisons"]) == names - own - {"18_pretraining_gpt2_jumbo"}
 
 
 def test_what_was_put_in_comes_out(paper):
@@ -154,9 +137,7 @@ def test_what_was_put_in_comes_out(paper):
         assert repairs[task, "zero"]["clean"] == pytest.approx(-0.15 * rate, abs=0.002)
         assert repairs[task, "local"]["gain"] == pytest.approx(0.1 * rate, abs=0.002)
         assert repairs[task, "zero"]["rise"] == pytest.approx(0.6 * rate, abs=0.006)
-    for arm in paper[
-        "tolerance"
-    ]:  # one point is lost at 5 %, of both tasks, in the reduce phase, in both and in a ring
+    for arm in paper["tolerance"]:  # one point is lost at 5 %
         assert arm["budget"]["value"] == pytest.approx(0.05, abs=0.006)
     lossy = {(row["arm"], row["loss_rate"]): row for row in paper["pretraining"]}["losses on the way to a sum", 0.1]
     assert (lossy["clean"], lossy["lossy"]) == pytest.approx((0.1, 0.2), abs=0.001)
@@ -186,11 +167,8 @@ def test_the_small_study_ends_with_a_report(tmp_path):
     shutil.copytree(ROOT / "paper", tmp_path / "paper")
     make_up_records(tmp_path / "results", "small")
     small = make(Study.read(tmp_path / "results", EXPERIMENTS, "small"))
-    assert small["law_arms"], "the arms of single losses"
     assert {row["arm"] for row in small["law_arms"]} == {"single losses"}
-    assert small["law_elsewhere"] == {
-        "docstrings": dict.fromkeys(("squared_error", "missing_share", "without_costliest"))
-    }
+    assert set(small["law_elsewhere"]["docstrings"].values()) == {None}
     assert 1 <= len(pages(tmp_path, "report")) <= 2
 
 

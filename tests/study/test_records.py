@@ -1,3 +1,5 @@
+"""Records as tables, the seeds that have all their arms, and what runs lost and sent."""
+
 import json
 from pathlib import Path
 
@@ -9,20 +11,34 @@ from lossytp.study.tables import read_experiment, tidy, with_lossless
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record, write_record
 from paper.build import joined
-from paper.comparisons import complete_seeds, json_rows, loss_rate_of, unlearned_trainings
+from paper.comparisons import (
+    complete_seeds,
+    json_rows,
+    loss_rate_of,
+    mean_by_arm,
+    speed_and_traffic,
+    traffic_costs,
+    unlearned_trainings,
+)
+from paper.robustness import copy_spreads, stream_distances
 
 
-def test_a_row_a_record_in_their_order_without_seconds(study):
+def test_tidy_has_a_row_a_record_in_their_order_without_seconds(study):
     table = tidy(study)
     assert len(table) == len(study) == 15
     assert tidy(study[::-1])["accuracy_lossy"].tolist() == table["accuracy_lossy"].tolist()[::-1]
     assert not [column for column in table if "second" in column]
     assert table["observed_loss_rate"].tolist() == table["loss_rate"].tolist()
+    assert with_lossless(tidy([])).empty
 
 
-def test_a_run_that_was_not_finite_counts_as_the_most_frequent_class(record):
+def test_tidy_says_what_ran_and_not_what_was_asked(record):
     broken = record(loss_rate=0.2, seed=0, accuracy=None, status="not finite")
-    assert tidy([broken])["accuracy_lossy"].tolist() == [0.3]
+    preset = record(loss_rate=0.0, seed=0, accuracy=0.5, loss_type="g-e", ge_config="default")
+    fallen_back = record(loss_rate=0.1, seed=3, accuracy=0.5, implementation="megatron")
+    assert tidy([broken])["accuracy_lossy"].tolist() == [0.3], "the most frequent class"
+    assert tidy([preset])["loss_rate"].tolist() == [pytest.approx(0.1)], "its process's own"
+    assert tidy([fallen_back])["implementation"].tolist() == ["lossytp"]
 
 
 def test_the_committed_summary_has_the_columns_of_todays_table():
@@ -41,21 +57,6 @@ def test_a_setting_that_no_record_has_is_no_column(record):
     assert "mtu_bytes" in tidy([old, new])
 
 
-def test_a_presets_rate_is_its_process_own(record):
-    preset = record(loss_rate=0.0, seed=0, accuracy=0.5, loss_type="g-e", ge_config="default")
-    assert tidy([preset])["loss_rate"].tolist() == [pytest.approx(0.1)]
-
-
-def test_the_implementation_is_the_one_that_ran(record):
-    asked = record(loss_rate=0.1, seed=3, accuracy=0.5, implementation="megatron")
-    ours = record(loss_rate=0.1, seed=3, accuracy=0.5, implementation="lossytp")
-    assert tidy([asked, ours])["implementation"].tolist() == ["lossytp", "lossytp"]
-
-
-def test_of_no_runs_there_are_none_without_losses():
-    assert with_lossless(tidy([])).empty
-
-
 def test_an_experiment_without_runs_changes_no_other_ones_table(record):
     table = tidy([record(loss_rate=0.1, seed=3, accuracy=0.5)])
     both = joined({"done": table, "planned": tidy([])})
@@ -67,84 +68,82 @@ def test_copies_of_a_run_are_no_second_seed(record):
         tidy([record(loss_rate=0.1, seed=3, accuracy=0.5), record(loss_rate=0.1, seed=3, accuracy=0.6)])
 
 
-def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
-    cells = [
-        Cell(arm, TrainConfig(loss_rate=rate, seed=seed, output_dir=str(tmp_path / f"{arm}{seed}")))
-        for seed in range(3)
-        for arm, rate in (("no loss", 0.0), ("lossy", 0.1))
-    ]
-    experiment = Experiment("e", "20_cells", tuple(cells), 1)
-    for cell in [*cells[:3], *cells[4:]]:  # seed 1 lacks an arm
-        made = record(loss_rate=cell.config.network.loss_rate, seed=cell.config.network.seed, accuracy=0.5)
-        write_record(Path(cell.config.output.output_dir), {**made, "config": cell.config.result_settings()})
-    table, records = read_experiment(experiment)
+@pytest.fixture
+def finished(tmp_path, record):
+    """Return a function that writes records of an experiment's cells; it returns the experiment, its table and records.
+
+    A cell is its arm, its settings, and its accuracy, or None where it did not run.
+    """
+
+    def write(*cells):
+        configs = [TrainConfig(**values, output_dir=str(tmp_path / str(n))) for n, (_, values, _) in enumerate(cells)]
+        for config, (*_, accuracy) in zip(configs, cells, strict=True):
+            if accuracy is not None:
+                made = record(loss_rate=config.network.loss_rate, seed=config.network.seed, accuracy=accuracy)
+                write_record(Path(config.output.output_dir), {**made, "config": config.result_settings()})
+        arms = [arm for arm, *_ in cells]
+        experiment = Experiment("e", "20_cells", tuple(map(Cell, arms, configs)), 1)
+        return experiment, *read_experiment(experiment)
+
+    return write
+
+
+def test_complete_seeds_leaves_out_seeds_without_all_their_arms(finished):
+    experiment, table, records = finished(
+        *(
+            (arm, {"loss_rate": rate, "seed": seed}, None if (arm, seed) == ("lossy", 1) else 0.5)
+            for seed in range(3)
+            for arm, rate in (("no loss", 0.0), ("lossy", 0.1))
+        )
+    )
     learnt = unlearned_trainings(table.head(0))
     whole, theirs = complete_seeds(experiment, table, records, learnt)
     assert whole[["arm", "seed"]].values.tolist() == [["no loss", 0], ["lossy", 0], ["no loss", 2], ["lossy", 2]]
     assert [each["config"]["seed"] for each in theirs] == [0, 0, 2, 2]
-    assert whole["run"].tolist() == ["no loss0", "lossy0", "no loss2", "lossy2"]  # by which a point's record is found
+    assert whole["run"].tolist() == ["0", "1", "4", "5"]  # by which a point's record is found
     assert complete_seeds(experiment, table, records, learnt, min_seeds=3)[0].empty
     assert complete_seeds(experiment, tidy([]), [], unlearned_trainings(tidy([])))[0].empty
 
 
 @pytest.mark.parametrize(("lacks", "kept"), [("added", ["no loss", "lossy"]), ("no loss", [])])
-def test_an_arm_without_enough_runs_hides_no_other_unless_all_are_compared_with_it(tmp_path, record, lacks, kept):
-    rates = {"no loss": 0.0, "lossy": 0.1, "added": 0.2}
-    cells = [
-        Cell(arm, TrainConfig(loss_rate=rate, seed=seed, output_dir=str(tmp_path / f"{arm}{seed}")))
-        for arm, rate in rates.items()
-        for seed in range(3)
-    ]
-    for cell in cells:
-        if (cell.arm, cell.config.network.seed) != (lacks, 1):
-            made = record(loss_rate=cell.config.network.loss_rate, seed=cell.config.network.seed, accuracy=0.5)
-            write_record(Path(cell.config.output.output_dir), {**made, "config": cell.config.result_settings()})
-    experiment = Experiment("e", "20_cells", tuple(cells), 1)
-    table, records = read_experiment(experiment)
+def test_complete_seeds_hides_others_of_an_arm_without_enough_runs_if_all_are_compared_with_it(finished, lacks, kept):
+    experiment, table, records = finished(
+        *(
+            (arm, {"loss_rate": rate, "seed": seed}, None if (arm, seed) == (lacks, 1) else 0.5)
+            for arm, rate in {"no loss": 0.0, "lossy": 0.1, "added": 0.2}.items()
+            for seed in range(3)
+        )
+    )
     whole, theirs = complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)), min_seeds=3)
     assert list(whole["arm"].unique()) == kept
     assert len(whole) == len(theirs) == 3 * len(kept)
 
 
-def test_the_presets_of_an_arm_are_told_apart_by_their_own_rates(tmp_path, record):
-    networks = {"no loss": {}, "one": {"loss_type": "g-e", "ge_config": "one"}, "default": {"loss_type": "g-e"}}
-    networks["default"]["ge_config"] = "default"
-    cells = [
-        Cell(
-            "no loss" if name == "no loss" else "presets",
-            TrainConfig(seed=seed, output_dir=f"{tmp_path}/{name}{seed}", **values),
+def test_complete_seeds_tells_the_presets_of_an_arm_apart_by_their_own_rates(finished):
+    one, default = ({"loss_type": "g-e", "ge_config": name} for name in ("one", "default"))
+    experiment, table, records = finished(
+        *(
+            (arm, {**values, "seed": seed}, None if (values, seed) == (default, 2) else 0.5)
+            for arm, values in (("no loss", {}), ("presets", one), ("presets", default))
+            for seed in range(3)
         )
-        for name, values in networks.items()
-        for seed in range(3)
-    ]
-    for cell in cells[:-1]:  # the second preset lacks a seed
-        made = record(loss_rate=0.0, seed=cell.config.network.seed, accuracy=0.5)
-        write_record(Path(cell.config.output.output_dir), {**made, "config": cell.config.result_settings()})
-    experiment = Experiment("e", "20_cells", tuple(cells), 1)
-    table, records = read_experiment(experiment)
+    )
     whole, _ = complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)), min_seeds=3)
     assert whole["ge_config"].fillna("no loss").value_counts().to_dict() == {"no loss": 3, "one": 3}
-    preset = TrainConfig(**networks["one"]).network.process_rate
-    assert sorted(whole["loss_rate"].unique()) == pytest.approx([0.0, preset])
+    assert sorted(whole["loss_rate"].unique()) == pytest.approx([0.0, TrainConfig(**one).network.process_rate])
     lossy = [each for each in records if loss_rate_of(each) > 0]
     assert [each["config"]["loss_rate"] for each in lossy] == [0.0] * 5, "the setting does not say it"
 
 
-def test_a_training_that_does_not_learn_is_not_required(tmp_path, record):
-    cells = [
-        Cell(arm, TrainConfig(loss_rate=rate, model_name=model, seed=0, output_dir=str(tmp_path / f"{arm}{model}")))
-        for model in ("gpt2-nano", "gpt2-nano-scratch")
-        for arm, rate in (("no loss", 0.0), ("lossy", 0.1))
-    ]
-    experiment = Experiment("e", "20_cells", tuple(cells), 1)
-    for cell in cells[:3]:  # of the second model, the run without losses alone
-        made = record(
-            loss_rate=cell.config.network.loss_rate,
-            seed=0,
-            accuracy=0.31 if "scratch" in cell.config.model_name else 0.5,
+def test_complete_seeds_does_not_require_a_training_that_does_not_learn(finished):
+    """Of the second model, the run without losses alone."""
+    experiment, table, records = finished(
+        *(
+            (arm, {"loss_rate": rate, "model_name": model, "seed": 0}, accuracy)
+            for model, accuracies in {"gpt2-nano": (0.5, 0.5), "gpt2-nano-scratch": (0.31, None)}.items()
+            for (arm, rate), accuracy in zip((("no loss", 0.0), ("lossy", 0.1)), accuracies, strict=True)
         )
-        write_record(Path(cell.config.output.output_dir), {**made, "config": cell.config.result_settings()})
-    table, records = read_experiment(experiment)
+    )
     assert unlearned_trainings(table)["model_name"].tolist() == ["gpt2-nano-scratch"]
     whole, theirs = complete_seeds(experiment, table, records, unlearned_trainings(table))
     assert whole["arm"].tolist() == ["no loss", "lossy"]
@@ -170,3 +169,68 @@ def test_pretraining_has_cross_entropies_and_no_accuracy(record):
     row = tidy([{**made, "config": config.result_settings(), "final": final, "data": {"majority_share": None}}]).iloc[0]
     assert (row["task"], row["max_steps"], row["cross_entropy_lossy"]) == ("stdlib", 7, 3.5)
     assert pd.isna(row["accuracy_lossy"])
+
+
+# What runs lost and sent, by hand
+
+
+def run(*, extra=0, lost=0, points=()):
+    """Return a record whose messages took 100 packets."""
+    traffic = {"packets": 100 + extra, "extra": extra, "lost": lost}
+    return {"network": {"training": traffic}, "timing": {"steps": 4}, "curves": {"eval": list(points)}}
+
+
+def test_shares_are_of_the_messages_own_packets():
+    assert traffic_costs(run(extra=25, lost=3)) == {"extra_packet_share": 0.25, "lost_a_step": 0.75}
+    assert traffic_costs(run(lost=10))["extra_packet_share"] == 0
+
+
+def measured(operations, **more):
+    """Return a run's record with 4 packets, 1 of them lost, for each operation; the messages are an older record's."""
+    counts = {"packets": 4, "lost": 1}
+    traffic = {"by_direction": {"backward": counts}, "by_operation": dict.fromkeys(operations, counts)}
+    traffic["messages"] = {"called": 3, "lossy": 2, "by_direction": {"backward": {"called": 3, "lossy": 2}}}
+    return {
+        "config": {"loss_rate": 0.1, "data_parallel_size": 2, "max_steps": 10},
+        "timing": {"step_seconds": 0.25, "tokens_per_second": 800.0, "device": "cpu"},
+        "environment": {"processor": "this one"},
+        "network": {"training": traffic},
+        "time_to_accuracy": None,
+        **more,
+    }
+
+
+def test_the_summary_has_speed_time_to_accuracy_and_collectives_by_direction_and_operation():
+    reached = {"target": 0.7, "step": 5, "seconds": 1.5}
+    row = speed_and_traffic([measured(["all_reduce"], times_to_targets=[reached])]).iloc[0]
+    speed = {name: row[name] for name in row.index if name.startswith("machine") and pd.notna(row[name])}
+    assert speed == {
+        "machine_processor": "this one", "machine_step_seconds": 0.25, "machine_tokens_per_second": 800.0,
+        "machine_seconds_to_0.7": 1.5,
+    }  # fmt: skip
+    assert row["steps_to_0.7"] == 5
+    assert pd.isna(row["steps_to_target"])
+    for name in ("backward", "all_reduce"):  # an only operation's calls are all of them
+        counted = [row[f"{name}_{what}"] for what in ("called", "lossy", "packets", "lost")]
+        assert counted == [3, 2, 4, 1]
+    sharded = measured(["all_gather", "reduce_scatter"])
+    assert speed_and_traffic([sharded])["all_gather_called"].isna().all(), "unknown"
+    calls = {"all_gather": {"called": 2, "lossy": 2}, "reduce_scatter": {"called": 1, "lossy": 0}}
+    sharded["network"]["training"]["messages"]["by_operation"] = calls
+    row = speed_and_traffic([sharded]).iloc[0]
+    assert (row["all_gather_called"], row["reduce_scatter_lossy"], row["reduce_scatter_lost"]) == (2, 0, 1)
+
+
+def test_means_are_over_the_runs_of_an_arm():
+    table = pd.DataFrame({"task": "t", "arm": ["a", "a", "b"], "loss_rate": 0.1}, index=[4, 7, 9])
+    means = mean_by_arm(table, [{"x": 1.0}, {"x": 3.0}, {"x": 5.0}])
+    assert means.set_index("arm")["x"].to_dict() == {"a": 2.0, "b": 5.0}
+
+
+def test_distances_are_one_row_a_layer_and_runs_of_one_stream_have_none():
+    apart = {"step": 5, "stream_distance": [0.1, 0.2], "replica_drift": 0.3}
+    runs = [run(points=[apart]), run(points=[{"step": 5, "stream_distance": None, "replica_drift": 0.0}])]
+    table = pd.DataFrame({"task": "t", "arm": ["own", "one"], "seed": 0})
+    streams, copies = stream_distances(table, runs), copy_spreads(table, runs)
+    assert streams[["arm", "step", "layer", "distance"]].values.tolist() == [["own", 5, 1, 0.1], ["own", 5, 2, 0.2]]
+    assert copies[["arm", "spread"]].values.tolist() == [["own", 0.3]]

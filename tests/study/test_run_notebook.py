@@ -46,11 +46,6 @@ def test_a_wrong_parameter_is_one_line_before_anything_is_computed(tmp_path, val
     assert "\n" not in str(refused.value)
 
 
-def test_an_unknown_parameter_of_a_notebook_that_checks_none_is_refused_too(tmp_path):
-    with pytest.raises(ValueError, match="unknown parameter 'values': did you mean value"):
-        execute(notebook(tmp_path, "1"), tmp_path / "out.ipynb", {"values": 2})
-
-
 def test_a_value_error_in_a_cell_ends_with_one_line_and_exit_code_2(tmp_path):
     command = [sys.executable, "-m", "lossytp.study.run", NOTEBOOKS / "20_cells.ipynb"]
     values = {"cells": [{"loss_rate": 7, "output_dir": str(tmp_path / "cell")}]}
@@ -69,7 +64,7 @@ def test_parameters_are_a_json_object(tmp_path, parameters):
     assert re.fullmatch(rf"error: --parameters {re.escape(repr(parameters))} is .*JSON.*\n", result.stderr)
 
 
-def test_what_is_not_there_or_cannot_be_written_is_one_line(tmp_path):
+def test_what_cannot_be_run_or_written_is_one_line_and_another_error_whole(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"^test\.ipynb: .*No such file or directory: '/nowhere'"):
         execute(notebook(tmp_path, "open('/nowhere')"), tmp_path / "out.ipynb", {})
     (tmp_path / "file").touch()
@@ -77,6 +72,14 @@ def test_what_is_not_there_or_cannot_be_written_is_one_line(tmp_path):
         execute(notebook(tmp_path, "1"), tmp_path / "file" / "out.ipynb", {})
     with pytest.raises(ValueError, match=rf"^{tmp_path} is a folder: give the path of a file"):
         execute(notebook(tmp_path, "1"), tmp_path, {})
+    with pytest.raises(ValueError, match="unknown parameter 'values'"):  # the notebook itself checks none
+        execute(notebook(tmp_path, "1"), tmp_path / "out.ipynb", {"values": 2})
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        execute(notebook(tmp_path, "1 / 0"), tmp_path / "out.ipynb", {})
+    monkeypatch.setenv("LOSSYTP_RUN_PID", "abc")
+    monkeypatch.setattr(sys, "argv", ["run_notebook", "a.ipynb", "b.ipynb"])
+    with pytest.raises(ValueError, match="LOSSYTP_RUN_PID = 'abc'"):
+        main()
 
 
 def test_a_notebook_that_is_run_gets_no_advice_to_install_widgets(tmp_path, capfd, monkeypatch):
@@ -87,11 +90,6 @@ def test_a_notebook_that_is_run_gets_no_advice_to_install_widgets(tmp_path, capf
         outputs = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[-1].outputs
         assert ("other" in str(outputs)) is (name == "other")
         assert "IProgress" not in str(outputs)
-
-
-def test_another_error_is_shown_whole(tmp_path):
-    with pytest.raises(Exception, match="ZeroDivisionError"):
-        execute(notebook(tmp_path, "1 / 0"), tmp_path / "out.ipynb", {})
 
 
 def test_a_readers_run_is_drawn_on_the_papers_curve(tmp_path, monkeypatch):

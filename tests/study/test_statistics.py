@@ -15,10 +15,6 @@ def test_t_interval_is_students():
     expected = stats.t.interval(0.95, 3, values.mean(), values.std(ddof=1) / 2)
     assert t_interval(values)[1:] == pytest.approx(expected)
     assert t_interval(np.array([0.5])) == (0.5, -math.inf, math.inf)
-
-
-def test_the_standard_error_of_a_mean_follows_from_its_interval():
-    values = np.array([0.5, 0.6, 0.8, 0.55])
     assert t_interval(values).standard_error(4) == pytest.approx(stats.sem(values))
     assert math.isnan(t_interval(values[:1]).standard_error(1))
 
@@ -65,15 +61,12 @@ def test_holm_errs_in_one_of_twenty_studies():
     assert np.mean(draws.min(1) < 0.05) > 0.2  # uncorrected
 
 
-def test_budget_of_a_straight_line_is_where_it_has_fallen_by_the_drop():
+def test_rate_of_drop_is_where_the_curve_has_fallen_by_the_drop():
     assert rate_of_drop(RATES, 0.4 * RATES) == pytest.approx(0.025)
     assert rate_of_drop(RATES, np.zeros(6)) == math.inf
     assert rate_of_drop(RATES, np.array([0, 0, 0, 0, 0, 0.01])) == pytest.approx(0.2)
-
-
-def test_budget_takes_a_rise_of_accuracy_for_noise():
     falls = np.array([0, 0.02, -0.01, 0.0, 0.03, 0.05])  # the three after the first are pooled, to a third of a point
-    assert rate_of_drop(RATES, falls) == pytest.approx(0.0625)
+    assert rate_of_drop(RATES, falls) == pytest.approx(0.0625), "a rise of accuracy is noise"
     below = np.array([0, -0.02, 0.02])  # a fit goes from zero, not from below it
     assert rate_of_drop(np.array([0, 0.1, 0.2]), below) == pytest.approx(0.15)
 

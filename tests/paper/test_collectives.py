@@ -1,4 +1,4 @@
-"""Check lossy collectives against routes, theory and sums computed part by part."""
+"""Lossy collectives against routes, theory and sums computed part by part, and the channel against closed forms."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,11 @@ import lossytp as ltp
 from lossytp.network import timing as transport
 from lossytp.network.timing import AllReduce
 from paper.collectives import (
+    burst_table,
     coherence,
     completion_times,
     errors_by_rank,
+    measure,
     squared_errors,
     who_lacks_what,
 )
@@ -118,28 +120,60 @@ def test_coherence_is_the_mean_product_over_the_mean_square_of_real_tokens(model
     assert coherence(model, [batch], ranks) == pytest.approx(float(torch.stack(each).mean()), rel=1e-4)
 
 
-def test_one_rank_shares_no_sum(model, batch):
-    with pytest.raises(ValueError, match="ranks = 1 is below 2"):
+def test_what_cannot_be_measured_is_refused(model, batch):
+    with pytest.raises(ValueError, match="ranks = 1"):
         coherence(model, [batch], 1)
+    for values in ({"ranks": "4"}, {"ranks": 0}, {"seed": None}, {"num_elements": 0}):
+        with pytest.raises(ValueError, match=f"^{next(iter(values))} = "):
+            who_lacks_what("direct", SOME, **{"ranks": 4, "num_elements": 10, "seed": 0, **values})
+    for values in ({"coherence": 2}, {"num_messages": 1}):
+        given = {"ranks": 2, "coherence": 0.5, "num_elements": 10, "num_messages": 3, "seed": 0, **values}
+        with pytest.raises(ValueError, match=f"^{next(iter(values))} = "):
+            squared_errors(SOME, [{}], **given)
+    with pytest.raises(ValueError, match="num_packets = 1099"):
+        measure(SOME, num_packets=1099, seed=0)  # too few for a lag
 
 
-@pytest.mark.parametrize("values", [{"ranks": "4"}, {"ranks": 0}, {"seed": None}, {"seed": -1}, {"num_elements": 0}])
-def test_who_lacks_what_among_what_cannot_be_is_refused(values):
-    ((name, value),) = values.items()
-    given = {"ranks": 4, "num_elements": 10, "seed": 0, **values}
-    with pytest.raises(ValueError, match=rf"^{name} = {value!r} is .*: give.* \d or more$"):
-        who_lacks_what("direct", ltp.Bernoulli(loss_rate=0.1), **given)
+# The channel
 
 
+def test_burst_table_holds_shares_near_the_closed_form():
+    process = ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.05, mean_burst_packets=2)
+    table = burst_table(process, num_packets=1_000_000, seed=0)
+    assert table["measured"].sum() == pytest.approx(1, abs=1e-3)
+    assert table["expected"].tolist()[:3] == pytest.approx([0.5, 0.25, 0.125])
+    assert table["measured"].tolist()[:3] == pytest.approx([0.5, 0.25, 0.125], abs=0.02)
+
+
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("process", "expected"),
     [
-        ({"coherence": 2}, r"coherence = 2 is not in \[0, 1\]"),
-        ({"num_messages": 0}, "num_messages = 0 is below 2: give 2 or more"),
-        ({"num_messages": 1}, "num_messages = 1 is below 2: give 2 or more"),
+        (ltp.Bernoulli(loss_rate=0.0), [np.nan] * 3),
+        (ltp.GilbertElliott(p_good_to_bad=0.0, p_bad_to_good=0.5), [np.nan] * 3),
+        (ltp.Bernoulli(loss_rate=1e-12), [1, 1e-12, 1e-24]),
     ],
 )
-def test_errors_of_what_cannot_be_are_refused(values, message):
-    given = {"ranks": 2, "coherence": 0.5, "num_elements": 10, "num_messages": 3, "seed": 0, **values}
-    with pytest.raises(ValueError, match=f"^{message}"):
-        squared_errors(ltp.Bernoulli(loss_rate=0.1), [{}], **given)
+def test_without_losses_no_share_is_measured_nor_expected_where_there_can_be_none(process, expected):
+    table = burst_table(process, num_packets=1000, seed=0, longest=3)
+    assert table["measured"].isna().tolist() == [True] * 3
+    assert table["expected"].tolist() == pytest.approx(expected, nan_ok=True, rel=1e-3)
+
+
+@pytest.mark.parametrize("burst", [2, 8])
+def test_measured_agrees_with_the_closed_form(burst):
+    process = ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.05, mean_burst_packets=burst)
+    table = measure(process, num_packets=1_000_000, seed=1)
+    assert ((table["measured"] - table["expected"]).abs() < 4 * table["standard_error"]).all()
+    assert (table["standard_error"] > 0).all()
+
+
+def test_another_process_is_found_out():
+    class Mistaken(ltp.GilbertElliott):
+        @property
+        def mean_burst_packets(self):
+            return 8.0
+
+    table = measure(Mistaken(p_good_to_bad=0.03, p_bad_to_good=0.1428), num_packets=1_000_000, seed=1)
+    burst = table.set_index("quantity").loc["mean burst, packets"]
+    assert abs(burst["measured"] - burst["expected"]) > 6 * burst["standard_error"]  # 7.0 against 8

@@ -12,7 +12,7 @@ from lossytp.study.run import execute
 from paper.reproduction import compare_inference, compare_runs, verdict
 from paper.study import typeset
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 GRIDS, PUBLISHED = ROOT / "notebooks" / "experiments", ROOT / "results" / "paper"
 INFERENCE = json.loads((PUBLISHED / "inference" / "tolerance.json").read_text())
 
@@ -74,23 +74,18 @@ def test_a_single_packet_is_noticed(here):
         "accuracy without": "yes",
         "packets lost in training": "no",
     }
-    assert verdict(rows) == (
-        "2 of 3 values agree with the published ones: see the rows that say no, and report them with the records"
-    )
+    assert verdict(rows).startswith("2 of 3 values agree")
 
 
-def test_a_run_that_diverged_scores_the_most_frequent_class_and_never_agrees(here):
-    def edit(record):
+def test_runs_that_ended_differently_never_agree(here):
+    def diverge(record):
         record["status"] = "not finite"
         record["final"] = dict.fromkeys(record["final"])
 
-    rows = change(here, edit)
-    assert (rows["agrees"] == "no").all()
-    assert rows["here"]["accuracy with losses"] < rows["published"]["accuracy with losses"]
-
-
-def test_runs_that_ended_differently_do_not_agree(here):
     assert (change(here, lambda record: record.update(status="stopped early"))["agrees"] == "no").all()
+    rows = change(here, diverge)
+    assert (rows["agrees"] == "no").all()
+    assert rows["here"]["accuracy with losses"] < rows["published"]["accuracy with losses"], "the most frequent class"
 
 
 def test_cells_with_other_data_are_not_compared(here):
@@ -100,7 +95,7 @@ def test_cells_with_other_data_are_not_compared(here):
 
     rows = change(here, edit)
     assert (rows["agrees"] == "other data").all()
-    assert verdict(rows).startswith("0 of 0 values agree with the published ones; 3 have other data")
+    assert verdict(rows).startswith("0 of 0 values agree")
 
 
 def test_a_missing_record_is_named(here):
@@ -117,12 +112,8 @@ def test_a_rise_may_differ_by_a_hundredth_of_a_nat():
     assert list(compare_inference(ours, INFERENCE)["agrees"]) == ["yes", "no"]
     ours["environment"]["python"] = "3.12.1"
     assert list(compare_inference(ours, INFERENCE)["agrees"]) == ["other data"] * 2
-
-
-def test_inference_with_other_settings_is_refused():
-    ours = json.loads(json.dumps(INFERENCE))
     ours["config"]["seed"] += 1
-    with pytest.raises(ValueError, match="other settings than the published one: delete it to measure again"):
+    with pytest.raises(ValueError, match="other settings"):
         compare_inference(ours, INFERENCE)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from paper.repairs import advise, helpful_repairs, with_retests
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def compared(rows):
@@ -90,13 +90,8 @@ def repairs(rows):
 
 
 def test_helpful_repairs_gain_somewhere_hurt_nowhere_and_come_cheapest_first():
-    a = [
-        ("p", 0.1, 0.001, 1.0),
-        ("q", 0.02, 0.01, 0.0),
-        ("r", 0.05, 0.02, 0.0),
-        ("s", 0.3, 0.06, 0.0),
-        ("t", -0.1, 0.01, 0.0),
-    ]
+    a = [("p", 0.1, 0.001, 1.0), ("q", 0.02, 0.01, 0.0), ("r", 0.05, 0.02, 0.0), ("s", 0.3, 0.06, 0.0)]
+    a += [("t", -0.1, 0.01, 0.0)]
     b = [("p", 0.0, 1.0, 1.5), ("q", 0.01, 1.0, 0.0), ("r", 0.0, 1.0, 0.0), ("s", 0.1, 0.2, 0.0), ("t", 0.1, 0.01, 0.0)]
     both = pd.concat([repairs(a), repairs(b).assign(task="b")])
     assert helpful_repairs(both) == [{"arm": "q", "extra": 0.0}, {"arm": "r", "extra": 0.0}, {"arm": "p", "extra": 1.5}]

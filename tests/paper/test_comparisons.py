@@ -10,19 +10,13 @@ from paper.comparisons import compare_arms, drops_and_gains, unlearned_trainings
 
 def table(arms, task="t", loss_rate=0.1, max_steps=10):
     """Return a row a run: an arm's n-th value is seed n's accuracy."""
+    training = {"task": task, "model_name": "gpt2-nano", "max_steps": max_steps, "learning_rate": 1e-3}
     rows = [
-        {
-            "task": task,
-            "model_name": "gpt2-nano",
-            "max_steps": max_steps,
-            "learning_rate": 1e-3,
-            "arm": arm,
-            "loss_rate": 0.0 if arm == "none" else loss_rate,
-            "seed": seed,
+        {**training, "arm": arm, "loss_rate": 0.0 if arm == "none" else loss_rate, "seed": seed, "majority_share": 0.3}
+        | {
             "accuracy_lossy": value,
-            "accuracy_clean": value + (0.01 if arm != "none" else 0.0),
+            "accuracy_clean": value + 0.01 * (arm != "none"),
             "cross_entropy_lossy": 2 - 3 * value,
-            "majority_share": 0.3,
         }
         for arm, values in arms.items()
         for seed, value in enumerate(values)
@@ -42,12 +36,12 @@ def test_differences_are_paired_by_seed():
     assert row["seeds"] == 3
     assert result.loc["none", "mean"] == pytest.approx(0.6)
     assert np.isnan(result.loc["none", "difference"])
-
-
-def test_a_seed_that_is_not_finished_in_both_is_left_out():
-    runs = table({"none": [0.5, 0.6, 0.7], "worse": [0.4, 0.5]})
-    row = compare_arms(runs, reference="none").set_index("arm").loc["worse"]
-    assert (row["seeds"], row["difference"]) == (2, pytest.approx(-0.1))
+    row = (
+        compare_arms(table({"none": [0.5, 0.6, 0.7], "worse": [0.4, 0.5]}), reference="none")
+        .set_index("arm")
+        .loc["worse"]
+    )
+    assert (row["seeds"], row["difference"]) == (2, pytest.approx(-0.1)), "a seed that one lacks is left out"
 
 
 def test_all_comparisons_of_all_tasks_are_corrected_together():
@@ -73,12 +67,14 @@ def test_pairs_that_do_not_vary_and_single_pairs():
     assert np.isnan(single["p"])
 
 
-def test_a_reference_that_is_not_one_arm_of_one_rate_is_refused():
+def test_compare_arms_refuses_references_and_seeds_that_are_not_one():
     with pytest.raises(ValueError, match="reference = 'nothing' is unknown"):
         compare_arms(table({"none": [0.5]}), reference="nothing")
     twice = pd.concat([table({"a": [0.5]}), table({"a": [0.4]}, loss_rate=0.2)])
     with pytest.raises(ValueError, match="'a' has several loss rates"):
         compare_arms(twice, reference="a")
+    with pytest.raises(ValueError, match=r"arm 'a' has a seed twice at rate 0\.1"):
+        compare_arms(pd.concat([table({"none": [0.5], "a": [0.4]}), table({"a": [0.3]})]), reference="none")
 
 
 def test_each_training_is_compared_with_its_own_reference():
@@ -141,12 +137,6 @@ def test_arms_of_another_training_gain_what_they_lose_less_against_their_own_los
     )
     both = drops_and_gains(runs, reference="small").set_index("arm")
     assert both.loc["large", "gain"] == pytest.approx((0.05 + 0.03) / 2)
-
-
-def test_an_arm_of_two_runs_a_seed_is_refused():
-    twice = pd.concat([table({"none": [0.5], "a": [0.4]}), table({"a": [0.3]})])
-    with pytest.raises(ValueError, match=r"arm 'a' has a seed twice at rate 0\.1"):
-        compare_arms(twice, reference="none")
 
 
 def test_a_training_that_does_not_learn_without_losses_is_listed():

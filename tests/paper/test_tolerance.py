@@ -17,29 +17,27 @@ BASELINES = {
 }  # fmt: skip
 
 
-def test_budgets_and_falls_of_made_up_records(study, curves):
+def test_tolerance_curves_of_made_up_records(study, record, curves):
     arms = tolerance_curves(curves(study))
     assert [arm["budget"]["value"] for arm in arms] == pytest.approx([0.05, 0.025])  # 0.01 / 0.2 and 0.01 / 0.4
     assert [arm["fall_at_largest_rate"]["value"] for arm in arms] == pytest.approx([0.04, 0.08])
     assert [point["loss_rate"] for point in arms[0]["points"]] == [0.0, 0.1, 0.2]
     assert arms[0]["points"][0]["accuracy_clean"]["value"] == pytest.approx(0.61)
     assert {(arm["task"], arm["seeds"], arm["largest_rate"]) for arm in arms} == {("docstrings", 3, 0.2)}
-    json.dumps(arms, allow_nan=False)
+    flat = [record(loss_rate=rate, seed=seed, accuracy=0.6) for rate in (0.0, 0.1) for seed in range(3)]
+    (never,) = tolerance_curves(curves(flat))
+    assert never["budget"] == {"value": None, "low": None, "high": None}
+    json.dumps([*arms, never], allow_nan=False)
 
 
-def test_a_seed_without_all_its_rates_is_not_paired(study, record, curves):
+def test_tolerance_curves_do_not_pair_a_seed_without_all_its_rates(study, record, curves):
     begun = [record(loss_rate=rate, seed=3, accuracy=0.9 - rate, burst=8.0 if rate else None) for rate in (0.0, 0.1)]
     for arm, whole in zip(tolerance_curves(curves([*study, *begun])), tolerance_curves(curves(study)), strict=True):
         for name in ("seeds", "budget", "fall_at_largest_rate"):
             assert arm[name] == whole[name]
 
 
-def test_a_budget_that_is_never_reached_is_null(record, curves):
-    records = [record(loss_rate=rate, seed=seed, accuracy=0.6) for rate in (0.0, 0.1) for seed in range(3)]
-    assert tolerance_curves(curves(records))[0]["budget"] == {"value": None, "low": None, "high": None}
-
-
-def test_runs_that_differ_in_more_than_process_rate_and_seed_are_refused(study, record):
+def test_task_settings_refuses_runs_that_differ_in_more_than_process_rate_and_seed(study, record):
     assert task_settings(study, BASELINES)["docstrings"]["settings"]["max_steps"] == 10
     odd = [*study, record(loss_rate=0.1, seed=9, accuracy=0.5, max_steps=11)]
     with pytest.raises(ValueError, match="the records of docstrings differ in max_steps"):
@@ -52,7 +50,7 @@ def test_runs_that_differ_in_more_than_process_rate_and_seed_are_refused(study, 
     assert both["sst2"]["settings"]["max_steps"] == 11
 
 
-def test_settings_that_keep_a_run_off_a_curve_are_named(study, record):
+def test_differing_settings_are_those_that_keep_a_run_off_a_curve(study, record):
     curve = task_settings(study, BASELINES)["docstrings"]
     run = record(loss_rate=0.15, seed=7, accuracy=0.5, burst=8.0)
     assert differing_settings(run, curve) == []
@@ -62,12 +60,12 @@ def test_settings_that_keep_a_run_off_a_curve_are_named(study, record):
 
 
 @pytest.mark.parametrize(("name", "value"), [("test_examples", 5), ("model_name", "gpt2"), ("max_length", 64)])
-def test_a_baseline_of_other_data_or_another_model_is_refused(study, name, value):
+def test_task_settings_refuses_a_baseline_of_other_data_or_another_model(study, name, value):
     with pytest.raises(ValueError, match=f"baseline of docstrings has {name} = {value!r}, the runs have "):
         task_settings(study, {"docstrings": {**BASELINES["docstrings"], name: value}})
 
 
-def test_every_rate_has_its_best_learning_rate(record):
+def test_tune_learning_rates(record):
     accuracies = {(0.0, 1e-3): 0.7, (0.0, 2e-3): 0.6, (0.3, 1e-3): 0.5, (0.3, 2e-3): 0.55}
     runs = [
         record(loss_rate=loss, seed=seed, accuracy=accuracy + 0.01 * seed * loss, learning_rate=rate)

@@ -10,7 +10,7 @@ from paper.real_model import rises
 
 pytestmark = pytest.mark.slow
 
-NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "17_real_model.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "17_real_model.ipynb"
 
 
 def test_the_notebook_measures_every_network_and_predicts_it(tmp_path, monkeypatch):

@@ -28,12 +28,7 @@ from paper.parallelisms import (
             {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "gradient_clipping": 1.0, "exact_adjoint": True},
             "pp 2 (gpipe), clipped, exact adjoint",
         ),
-        (
-            {"tensor_parallel_size": 2, "data_parallel_size": 2, "implementation": "custom"},
-            "dp 2 (custom ddp) x tp 2 (lossytp)",
-        ),
         ({"tensor_parallel_size": 2, "repair": "rescale"}, "tp 2 (lossytp), rescale"),
-        ({"tensor_parallel_size": 2, "bf16": True}, "tp 2 (lossytp), bf16"),
     ],
 )
 def test_label(sizes, expected):
@@ -68,6 +63,8 @@ def record(**values):
 
 
 def test_one_row_a_record_in_order():
+    fallen_back = record(implementation="megatron") | {"implementation": "lossytp"}
+    assert compare([fallen_back])["parallelism"].tolist() == ["tp 4 (lossytp)"], "without Megatron-core"
     table = compare([record(loss_rate=0.1), record(loss_rate=0.0, implementation="dtensor"), record(loss_rate=0.0)])
     assert table["parallelism"].tolist() == ["tp 4 (dtensor)", "tp 4 (lossytp)", "tp 4 (lossytp)"]
     assert table["loss_rate"].tolist() == [0.0, 0.0, 0.1]
@@ -103,22 +100,10 @@ def test_a_collective_that_loses_in_two_phases_is_one(phases, calls):
     }  # fmt: skip
 
 
-def test_layers_that_ran_in_anothers_place_go_by_their_own_name():
-    """Without Megatron-core, the project's own layers run."""
-    fallen_back = record(implementation="megatron") | {"implementation": "lossytp"}
-    assert compare([fallen_back])["parallelism"].tolist() == ["tp 4 (lossytp)"]
-
-
 def test_parallelisms_are_compared_at_equal_loss_and_repair():
     rows = [
-        {
-            "task": "t",
-            "arm": arm,
-            "repair": repair,
-            "loss_rate": rate,
-            "seed": seed,
-            "accuracy_lossy": 0.7 + 0.1 * seed - fall,
-        }
+        {"task": "t", "arm": arm, "repair": repair, "loss_rate": rate, "seed": seed}
+        | {"accuracy_lossy": 0.7 + 0.1 * seed - fall}
         for arm, repair, rate, falls in (
             ("no loss", "zero", 0.0, (0.0, 0.0)),
             ("tp 2, zero", "zero", 0.1, (0.04, 0.06)),

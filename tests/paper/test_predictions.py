@@ -6,7 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paper.predictions import committed, fit_predictor, predict_arms, score, shared_errors, with_interval, with_measured
+from lossytp.training.config import TrainConfig
+from paper.predictions import (
+    InferenceProbe,
+    committed,
+    fit_predictor,
+    predict_arms,
+    score,
+    shared_errors,
+    with_interval,
+    with_measured,
+)
 
 SCALE, EXPONENT = 0.6, 1.2
 NOISE = 0.003
@@ -18,17 +28,12 @@ def arms(rng: np.random.Generator, number: int, scatter: float) -> tuple[np.ndar
     return x, law * (1 + scatter * rng.standard_normal(number)) + NOISE * rng.standard_normal(number)
 
 
-def test_a_law_without_scatter_is_found_again() -> None:
-    x, fall = arms(np.random.default_rng(0), 40, 0.0)
-    found = fit_predictor(x, fall, np.full(40, NOISE))
-    assert found.scale == pytest.approx(SCALE, rel=0.05)
-    assert found.exponent == pytest.approx(EXPONENT, rel=0.05)
-    assert found.scatter < 0.1
-
-
-def test_the_scatter_of_the_arms_is_found() -> None:
+def test_fit_predictor_finds_the_law_and_the_scatter_of_the_arms() -> None:
     x, fall = arms(np.random.default_rng(1), 400, 0.3)
     assert fit_predictor(x, fall, np.full(400, NOISE)).scatter == pytest.approx(0.3, abs=0.04)
+    found = fit_predictor(*arms(np.random.default_rng(0), 40, 0.0), np.full(40, NOISE))
+    assert (found.scale, found.exponent) == pytest.approx((SCALE, EXPONENT), rel=0.05)
+    assert found.scatter < 0.1
 
 
 @pytest.mark.slow
@@ -128,7 +133,40 @@ def test_committed_predictions_are_kept_if_they_are_of_the_same_arms(tmp_path: P
         committed(file, new[:1])
 
 
-def test_a_predictor_of_too_few_arms_is_refused() -> None:
-    x = np.array([0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match=r"^3 arms do not determine a power law: give at least 4$"):
-        fit_predictor(x, x, np.full(3, 0.01))
+# The rise of a pretrained model's cross-entropy over a run's network
+
+BATCH, LENGTH = 4, 16
+RUN = TrainConfig(model_name="gpt2-nano", loss_rate=0.3, tensor_parallel_size=4, batch_size=BATCH, max_length=LENGTH)
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> InferenceProbe:
+    text = tmp_path_factory.mktemp("text") / "river.txt"
+    text.write_text("The river flows through the old town and into the sea near the harbour. " * 40, encoding="utf-8")
+    return InferenceProbe("gpt2-nano", batch_size=BATCH, length=LENGTH, batches=1, text=str(text))
+
+
+def test_without_losses_nothing_rises(probe: InferenceProbe) -> None:
+    assert probe.rise(RUN.replace(loss_rate=0.0), draws=2).value == pytest.approx(0.0, abs=1e-5)
+
+
+def test_losses_raise_the_cross_entropy_and_more_of_them_raise_it_more(probe: InferenceProbe) -> None:
+    few, many = (probe.rise(RUN.replace(loss_rate=rate), draws=4) for rate in (0.02, 0.4))
+    assert few.value < many.low
+    assert many.low > 0.05
+
+
+def test_draws_differ_from_each_other_and_not_from_run_to_run(probe: InferenceProbe) -> None:
+    first, again = probe.rise(RUN, draws=3), probe.rise(RUN, draws=3)
+    assert first == again
+    assert first.high > first.low
+
+
+def test_both_phases_cost_more_than_one(probe: InferenceProbe) -> None:
+    one, both = (probe.rise(RUN.replace(reliable_gather=reliable), draws=4) for reliable in (True, False))
+    assert both.value > one.value
+
+
+def test_no_batches_are_refused() -> None:
+    with pytest.raises(ValueError, match="batches = 0"):
+        InferenceProbe("gpt2-nano", batch_size=BATCH, length=LENGTH, batches=0, text="stdlib")

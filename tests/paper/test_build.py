@@ -1,3 +1,5 @@
+"""The summary of the study's runs, their hours, and arms with enough seeds."""
+
 from pathlib import Path
 
 import pandas as pd
@@ -7,11 +9,8 @@ from lossytp.study.grid import Cell, Experiment
 from lossytp.study.tables import read_experiment
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import write_record
-from paper.build import (
-    compute_hours,
-    repeatability,
-    summarise_runs,
-)
+from paper.build import compute_hours, repeatability, summarise_runs
+from paper.study import Study
 
 
 def test_core_hours_are_new_cells_times_seconds_times_processes(tmp_path, record):
@@ -54,23 +53,6 @@ def test_an_unrun_cell_takes_its_steps_times_the_others_seconds_a_step(tmp_path,
     assert found.loc[0, "core_hours"] == pytest.approx((2 * 100 + 2 * 300) / 3600)
 
 
-def test_losses_of_controls_do_not_count_as_packets(study, record):
-    elements = record(loss_rate=0.1, seed=7, accuracy=0.5, control="elements")
-    ran, with_control = summarise_runs(study), summarise_runs([*study, elements])
-    assert with_control["cells"] == ran["cells"] + 1
-    assert with_control["packets"] == ran["packets"]
-
-
-def test_runs_are_summarised(study):
-    ran = summarise_runs(study)
-    assert (ran["cells"], ran["packets"]) == (15, 15_000)
-    assert ran["hours"] == pytest.approx(0.15)
-
-
-def test_a_run_that_several_experiments_have_counts_once(study):
-    assert summarise_runs([*study, *study[:4]]) == summarise_runs(study)
-
-
 def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
     def run(accuracy, processor="one", seed=0, lossy=0.5, **kept):
         made = record(loss_rate=0.1, seed=seed, accuracy=accuracy, **kept)
@@ -87,3 +69,40 @@ def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
     assert repeatability([run(0.7), on_gpu])["two"]["pairs"] == 1  # one processor, but not one machine
     none = {"pairs": 0, "differ": 0, "largest": 0.0, "largest_lossy": 0.0}
     assert repeatability(others) == {"one": none, "two": none}
+
+
+def test_summarise_runs_counts_each_run_once_and_no_packets_of_controls(study, record):
+    control = record(loss_rate=0.1, seed=7, accuracy=0.5, control="elements")
+    ran, with_control = summarise_runs(study), summarise_runs([*study, control])
+    assert (ran["cells"], ran["packets"], ran["hours"]) == (15, 15_000, pytest.approx(0.15))
+    assert (with_control["cells"], with_control["packets"]) == (16, 15_000)
+    assert summarise_runs([*study, *study[:4]]) == ran
+
+
+def test_arms_with_seeds_leaves_out_arms_with_too_few():
+    """A third seed makes an interval; the same seed at another rate does not count."""
+    seeds = {("whole", 0.1): (0, 1, 2), ("begun", 0.1): (0, 1), ("begun", 0.2): (2,)}
+    rows = [{"arm": arm, "loss_rate": rate, "seed": seed} for (arm, rate), each in seeds.items() for seed in each]
+    study = Study("paper", Path(), {}, {"asked": pd.DataFrame(rows)}, {})
+    assert study.arms_with_seeds("asked").to_dict("list") == {
+        "arm": ["whole"] * 3, "loss_rate": [0.1] * 3, "seed": [0, 1, 2],
+    }  # fmt: skip
+    assert study.arms_with_seeds("not in this profile").empty
+
+
+@pytest.mark.slow
+def test_study_configs_are_those_of_each_row_of_a_comparison():
+    """Runs without losses of several models and learning rates share an arm's name."""
+    root = Path(__file__).parents[2]
+    study = Study.read(root / "results" / "paper", root / "notebooks" / "experiments", "paper")
+    for name in ("01_training", "10_carry_over"):
+        rows = study.comparisons[name]
+        for row, config in zip(rows.itertuples(), study.configs(name), strict=True):
+            asked = (row.task, row.model_name, row.max_steps, row.learning_rate, row.loss_rate)
+            assert asked == (
+                config.data.dataset,
+                config.model_name,
+                config.optimizer.max_steps,
+                config.optimizer.learning_rate,
+                config.network.loss_rate,
+            )
