@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from lossytp.network.timing import AllReduce, Path
 from paper.price import BEST_EFFORT, GO_BACK_N, Sweep, step_times, transports
+from paper.timing import AllReduce, Path
 
 ALL_REDUCE = {"algorithm": "direct", "ranks": 4, "num_elements": 64 * 1456, "itemsize": 2}
 NUM_PACKETS = 3 * 32  # two packets carry a token
