@@ -1,10 +1,10 @@
-"""Time collectives over lossy links, and training steps.
+"""Time collectives over lossy links, training steps, and the round trips that repairs wait for.
 
-A collective is a schedule of messages, some of which wait for others (`SCHEDULES`). A transport times each
-message, with losses from the same processes as in training. Adding takes no time. Repairs send no packets here: time
-them as longer messages or more round trips. On each link, a message starts when the previous one is complete. Without
-loss a message of m packets takes alpha + beta: half a round trip, and m packets on the wire (Thakur, Rabenseifner and
-Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005, section 3). All chunks count as the
+A collective is a schedule of messages, some of which wait for others (`SCHEDULES`). A transport times each message,
+with losses from the same processes as in training. Adding takes no time. Repairs send no packets here: time them as
+longer messages or more round trips. On each link, a message starts when the previous one is complete. Without loss a
+message of m packets takes alpha + beta: half a round trip, and m packets on the wire (Thakur, Rabenseifner and Gropp,
+"Optimization of collective communication operations in MPICH", IJHPCA 2005, section 3). All chunks count as the
 largest, ceil(n / R).
 """
 
