@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import field_validator, model_validator
 
-from lossytp.network.repairs import ZERO, stage_of
+from lossytp.network.repairs import ZERO
 from lossytp.network.routes import check_links_within
 from lossytp.network.scope import Counters
 from lossytp.training.command_line import parse, refuse, split_at_program
@@ -56,7 +56,7 @@ class RunConfig(BackendNetwork):
             if name in self.model_fields_set:
                 raise ValueError(f"{name} = {getattr(self, name)} is the program's to choose: leave it out")
         comm, network, world = self.comm(), self.build(), os.environ.get("WORLD_SIZE", "")
-        if stage_of(comm.repair, "select") != ZERO and not comm.algorithm.hops_carry_one():
+        if comm.repair.part("select") != ZERO and not comm.algorithm.hops_carry_one():
             raise ValueError(
                 f"repair = {self.repair!r} needs packets of one rank each, but algorithm = {self.algorithm!r} sends "
                 "sums: choose direct"

@@ -22,12 +22,12 @@ from lossytp.network.checks import check_at_least, check_probability
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import Hops, Missing, algorithm_named
 from lossytp.network.theory import expected_squared_error
-from lossytp.network.timing import AllReduce, Channel, Path, Transport, collective_times, tail
 from lossytp.network.traces import Trace, burst_lengths
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.study.style import COLUMN, estimates, marker_of, shared_legend
 from paper.study import Study
+from paper.timing import AllReduce, Channel, Path, Transport, collective_times, tail
 
 SETTLING_MESSAGES = 20  # until "stale" has earlier values for nearly all positions
 

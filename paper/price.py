@@ -20,7 +20,12 @@ from tqdm import tqdm
 
 from lossytp.network.checks import check_at_least, check_filled, check_not_negative, check_positive, check_probability
 from lossytp.network.losses import Bernoulli
-from lossytp.network.timing import (
+from lossytp.study.statistics import t_interval
+from lossytp.study.style import COLUMN, MARKERS, estimates, marker_of, shared_legend
+from lossytp.study.tables import tidy
+from paper.comparisons import json_rows, loss_rate_of
+from paper.study import Claim, Results, Study, claim, loss_rate_axis, task_name
+from paper.timing import (
     AllReduce,
     BestEffort,
     Channel,
@@ -30,11 +35,6 @@ from lossytp.network.timing import (
     Transport,
     step_seconds,
 )
-from lossytp.study.statistics import t_interval
-from lossytp.study.style import COLUMN, MARKERS, estimates, marker_of, shared_legend
-from lossytp.study.tables import tidy
-from paper.comparisons import json_rows, loss_rate_of
-from paper.study import Claim, Results, Study, claim, loss_rate_axis, task_name
 
 # Measure how long a training step waits for its network, over best effort and over reliable transports.
 

@@ -17,6 +17,7 @@ from lossytp.study.tables import LOSSLESS
 from lossytp.tolerance import COLLAPSE_NATS
 from paper.comparisons import json_rows, loss_rate_of
 from paper.study import POINTS, USUAL, Claim, Results, Study, claim, real_row, row_of, rows_of
+from paper.timing import round_trips
 
 NETWORK = ["algorithm", "phase", "loss_rate"]
 FITTED = (0.03, 0.1)  # loss rates of the usual network through which the law of the median block goes
@@ -531,7 +532,7 @@ def expected_round_trips(record: Mapping[str, Any], repair: str) -> float:
     """
     traffic = record["network"]["training"]
     packets = (traffic["packets"] - traffic["extra"]) / traffic["messages"]["called"]
-    return repair_named(repair).round_trips(loss_rate_of(record), round(packets))
+    return round_trips(repair_named(repair), loss_rate_of(record), round(packets))
 
 
 def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:

@@ -19,7 +19,7 @@ import numpy as np
 from lossytp.network.checks import check_at_least, check_bool, check_is, check_known, check_names, check_number, shown
 from lossytp.network.losses import NO_PACKETS, Bernoulli, LinkLosses, LossProcess, check_process
 from lossytp.network.random_numbers import Normals
-from lossytp.network.repairs import ZERO, ProtectFirst, Repair, repair_named, stage_of
+from lossytp.network.repairs import ZERO, ProtectFirst, Repair, repair_named
 from lossytp.network.routes import ALGORITHMS, Algorithm, Hop, Hops, Link, Missing, Wire, algorithm_named, checked_link
 from lossytp.network.scope import COUNTED, EVERYWHERE, Counters, LossTape, Scope, Site
 from lossytp.network.traces import most_wraps
@@ -551,7 +551,7 @@ class CommConfig:
 
     def check_delivers(self, network: LossyNetwork, ranks: tuple[int, ...]) -> None:
         """Raise ValueError if a link loses everything, so that what `protect` sends would never arrive."""
-        if stage_of(self.repair, "select") == ZERO:
+        if self.repair.part("select") == ZERO:
             return
         for src, dst in sorted(self.lossy_links(ranks, None)):
             if network.loss_rate(src, dst) == 1:

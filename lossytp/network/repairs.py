@@ -55,8 +55,6 @@ class Repair:
     """Whether the receiver keeps the last arrived values until the next message."""
     uses_own_part: ClassVar[bool] = False
     """Whether the receiver needs a copy of its own contribution, made before the sum."""
-    sends_more: ClassVar[bool] = False
-    """Whether it sends extra packets, which `lossytp.network.timing` does not time."""
 
     def __str__(self) -> str:
         """Return the repair as a flag names it, such as ``fec(10, 8, 4, 'mds')``."""
@@ -100,25 +98,6 @@ class Repair:
     def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
         """Return how many elements the sender sends for `num_elements` of a message."""
         return num_elements
-
-    def sent_again(self, num_packets: int, losses: int) -> int:
-        """Return how many packets the repair would send again if each had been lost `losses` times."""
-        return self.num_protected(num_packets)
-
-    def round_trips(self, loss_rate: float, num_packets: int) -> float:
-        """Return how many round trips a message waits for retransmissions, on average over a Bernoulli link.
-
-        Each round sends again, side by side, what the round before lost. Round j takes place unless all k packets that
-        it could send again have arrived, so with probability 1 - (1 - p^j)^k.
-        """
-        rounds = 0.0
-        for losses in range(1, MOST_TRIES):
-            count, lost = self.sent_again(num_packets, losses), loss_rate**losses
-            chance = -math.expm1(count * math.log1p(-lost)) if lost < 1 else float(count > 0)
-            if chance < 1e-9:
-                return rounds
-            rounds += chance
-        return math.inf if loss_rate == 1 else rounds
 
     def weight(self, loss_rate: float) -> float:
         """Return the factor that scales everything that crossed a link of this stationary loss rate."""
@@ -312,7 +291,6 @@ class Fec(Zero):
 
     name = "fec"
     stage = "deliver"
-    sends_more: ClassVar[bool] = True
 
     n: int
     k: int
@@ -422,16 +400,12 @@ class Retransmit(Zero):
 
     name = "retransmit"
     stage = "deliver"
-    sends_more: ClassVar[bool] = True
 
     budget: int
 
     def __post_init__(self) -> None:
         check_at_least("budget", self.budget, 1)
         check_at_most("budget", self.budget, MOST_BUDGET)
-
-    def sent_again(self, num_packets: int, losses: int) -> int:
-        return num_packets if losses <= self.budget else 0
 
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:
         missing = send(num_packets)
@@ -463,7 +437,6 @@ class Protect(Zero):
 
     name = "protect"
     stage = "select"
-    sends_more: ClassVar[bool] = True
 
     share: float
     by: str = "norm"
@@ -502,7 +475,6 @@ class ProtectFirst(Zero):
 
     name = "protect_first"
     stage = "select"
-    sends_more: ClassVar[bool] = True
 
     positions: int
     count: int = field(default=0, init=False)
@@ -550,7 +522,7 @@ class Chain(Repair):
                 f"repair = '{self}': a receiver of {self.part('fill')} must know which packets other ranks protect; "
                 "join protect with rescale, stale or hadamard"
             )
-        for attribute in ("remembers", "uses_own_part", "sends_more"):
+        for attribute in ("remembers", "uses_own_part"):
             object.__setattr__(self, attribute, any(getattr(repair, attribute) for repair in self.repairs))
 
     def __str__(self) -> str:
@@ -574,10 +546,6 @@ class Chain(Repair):
         others = (num_packets - protected) * elements_per_packet if protected else num_elements
         return protected * elements_per_packet + self.part("fill").elements_on_wire(others, elements_per_packet)
 
-    def sent_again(self, num_packets: int, losses: int) -> int:
-        protected = self.num_protected(num_packets)
-        return protected + self.part("deliver").sent_again(num_packets - protected, losses)
-
     def weight(self, loss_rate: float) -> float:
         return self.part("fill").weight(self.part("deliver").missing_rate(loss_rate))
 
@@ -589,11 +557,6 @@ class Chain(Repair):
 
     def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
         return self.part("fill").result_moments(total, receiver, arrives)
-
-
-def stage_of(repair: Repair, stage: str) -> Repair:
-    """Return the part of `repair` that works on a stage, or `ZERO`, which does nothing."""
-    return repair.part(stage)
 
 
 REPAIRS: dict[str, type[Repair]] = {

@@ -114,27 +114,6 @@ class Routes(Protocol):
     def __call__(self, num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops: ...
 
 
-class Schedule(NamedTuple):
-    """The messages of an all-reduce among R ranks, and when all ranks have the result.
-
-    Each of `links(R)` links carries `messages(R)` messages, one after the other. A message has `chunks(R)` chunks of
-    ceil(n / R) elements if `split`, else all n elements. A rank that sends to several ranks at once has one port for
-    all of them (`direct`, whose chunks form one message) or one port for each (`tree`). `complete` computes the seconds
-    of the collectives, `(samples,)`, from those of the messages, `(messages, samples, links)`.
-    """
-
-    links: Callable[[int], int]
-    messages: Callable[[int], int]
-    chunks: Callable[[int], int]
-    split: bool
-    complete: Callable[[np.ndarray], np.ndarray]
-
-    def num_packets(self, num_elements: int, itemsize: int, ranks: int, wire: Wire, block: int = 1) -> int:
-        """Return the packets of each message of an all-reduce; an item of `itemsize` bytes has `block` elements."""
-        elements = -(-num_elements // ranks) if self.split else num_elements
-        return self.chunks(ranks) * wire.num_packets(elements, itemsize, block)
-
-
 class Algorithm(NamedTuple):
     """The routes of every collective operation."""
 
@@ -146,8 +125,6 @@ class Algorithm(NamedTuple):
     """Contributions on their way to the sum of each rank's own chunk."""
     all_gather: Routes
     """Each rank's chunk on its way to all others."""
-    schedule: Schedule | None = None
-    """How long an all-reduce takes; None if it cannot be timed."""
     name: str = ""
     """What flags and records call it; pickles refer to it."""
 
@@ -226,11 +203,6 @@ def everyone(ranks: tuple[int, ...], but: int | None = None) -> tuple[int, ...]:
     return tuple(position for position in range(len(ranks)) if position != but)
 
 
-def in_steps(seconds: np.ndarray) -> np.ndarray:
-    """Add up steps, each of which ends with the slowest rank's message; link r is rank r's."""
-    return seconds.max(axis=-1).sum(axis=0)
-
-
 # Direct: every rank sends chunk c to rank c, which sums it and sends the sum to every other rank.
 #
 # The direct exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
@@ -252,9 +224,7 @@ def direct_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]
         yield from (Hop(src, dst, *chunk, (position,)) for position, dst in enumerate(ranks) if dst != src)
 
 
-# A rank's R - 1 chunks share its port as one message. The sums come back once the last rank has sent its chunks.
-DIRECT_SCHEDULE = Schedule(lambda ranks: ranks, lambda ranks: 2, lambda ranks: ranks - 1, True, in_steps)
-DIRECT = Algorithm(direct_reduce, direct_gather, direct_reduce, direct_gather, DIRECT_SCHEDULE, "direct")
+DIRECT = Algorithm(direct_reduce, direct_gather, direct_reduce, direct_gather, "direct")
 
 
 # Ring: every rank sends only to its neighbour. Chunks travel round it twice, first as growing sums, then as sums.
@@ -283,20 +253,7 @@ def ring_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
             yield Hop(src, ranks[(position + 1) % size], *chunks[(position - step) % size], downstream)
 
 
-def around_ring(seconds: np.ndarray) -> np.ndarray:
-    """Time a ring: rank r's message k + 1 starts once its message k has arrived and rank r - 1's has reached it.
-
-    Only neighbours wait for each other, so the time is a recursion in max and plus (Baccelli et al., "Synchronization
-    and linearity", 1992), not the sum of slowest links.
-    """
-    arrived = np.zeros(seconds.shape[1:])
-    for message in seconds:
-        arrived = np.maximum(arrived, np.roll(arrived, 1, axis=-1)) + message
-    return arrived.max(axis=-1)
-
-
-RING_SCHEDULE = Schedule(lambda ranks: ranks, lambda ranks: 2 * (ranks - 1), lambda ranks: 1, True, around_ring)
-RING = Algorithm(ring_reduce, ring_gather, ring_reduce, ring_gather, RING_SCHEDULE, "ring")
+RING = Algorithm(ring_reduce, ring_gather, ring_reduce, ring_gather, "ring")
 
 
 # Tree: a complete binary one, rooted at the first rank. Whole messages: sums on the way up, the sum on the way down.
@@ -358,25 +315,7 @@ def tree_all_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Ho
             yield _down(child, ranks, chunk, tuple(position for position in below if position != owner))
 
 
-def over_tree(seconds: np.ndarray) -> np.ndarray:
-    """Time the binary tree: rank r's uplink is r - 1, its downlink R - 2 + r.
-
-    A rank sends its sum up once it has both children's, and sends the result down to both at once.
-    """
-    (ways,) = seconds
-    up, down = np.split(ways, 2, axis=-1)
-    ranks = up.shape[-1] + 1
-    ready = np.zeros((len(ways), ranks))
-    for child in range(ranks - 1, 0, -1):
-        parent = (child - 1) // 2
-        ready[:, parent] = np.maximum(ready[:, parent], ready[:, child] + up[:, child - 1])
-    for child in range(1, ranks):
-        ready[:, child] = ready[:, (child - 1) // 2] + down[:, child - 1]
-    return ready.max(axis=-1)
-
-
-TREE_SCHEDULE = Schedule(lambda ranks: 2 * (ranks - 1), lambda ranks: 1, lambda ranks: 1, False, over_tree)
-TREE = Algorithm(cached(_sums_up), tree_gather, tree_reduce_scatter, tree_all_gather, TREE_SCHEDULE, "tree")
+TREE = Algorithm(cached(_sums_up), tree_gather, tree_reduce_scatter, tree_all_gather, "tree")
 
 
 # Switch: ranks send whole messages up to a switch, which sums them and sends the sum down to each.
@@ -412,21 +351,8 @@ def switch_all_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[
         yield from (Hop(SWITCH, rank, *chunk, (position,)) for owner, chunk in enumerate(chunks) if owner != position)
 
 
-def through_switch(seconds: np.ndarray) -> np.ndarray:
-    """Time a switch that sends the sum once it has every rank's message. Rank r's uplink is r, its downlink R + r.
-
-    This leaves out SwitchML's streaming, which would let the way down overlap the way up.
-    """
-    (ways,) = seconds
-    up, down = np.split(ways, 2, axis=-1)
-    return up.max(axis=-1) + down.max(axis=-1)
-
-
 switch_reduce = cached(_to_switch)
-SWITCH_SCHEDULE = Schedule(lambda ranks: 2 * ranks, lambda ranks: 1, lambda ranks: 1, False, through_switch)
-SWITCH_ALGORITHM = Algorithm(
-    switch_reduce, switch_gather, switch_reduce_scatter, switch_all_gather, SWITCH_SCHEDULE, "switch"
-)
+SWITCH_ALGORITHM = Algorithm(switch_reduce, switch_gather, switch_reduce_scatter, switch_all_gather, "switch")
 
 
 # Sender: each rank has one lossy link, and a packet lost there is lost for every rank, its sender included. No network
@@ -439,9 +365,7 @@ def sender_all_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[
     yield from (Hop(rank, SWITCH, *chunk, everyone(ranks)) for rank, chunk in zip(ranks, chunks, strict=True))
 
 
-# the sum returns in no time
-SENDER_SCHEDULE = Schedule(lambda ranks: ranks, lambda ranks: 1, lambda ranks: 1, False, in_steps)
-SENDER = Algorithm(switch_reduce, no_hops, switch_reduce, sender_all_gather, SENDER_SCHEDULE, "sender")
+SENDER = Algorithm(switch_reduce, no_hops, switch_reduce, sender_all_gather, "sender")
 
 
 ALGORITHMS: dict[str, Algorithm] = {each.name: each for each in (DIRECT, RING, SENDER, SWITCH_ALGORITHM, TREE)}

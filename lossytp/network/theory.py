@@ -27,7 +27,7 @@ import numpy as np
 
 from lossytp.network.checks import check_at_least, check_probability
 from lossytp.network.lossy_network import CommConfig
-from lossytp.network.repairs import ZERO, Chain, Moments, Protect, Repair, stage_of
+from lossytp.network.repairs import ZERO, Chain, Moments, Protect, Repair
 from lossytp.network.routes import Hop
 
 
@@ -69,10 +69,10 @@ def expected_squared_error(
             "sum is always 0; give one inside"
         )
     at_risk = 1.0
-    if isinstance(protect := stage_of(comm.repair, "select"), Protect):
+    if isinstance(protect := comm.repair.part("select"), Protect):
         at_risk = 1 - protect.share if energy_at_risk is None else energy_at_risk
         check_probability("energy_at_risk", at_risk)
-        others = [stage_of(comm.repair, stage) for stage in ("deliver", "fill")]
+        others = [comm.repair.part(stage) for stage in ("deliver", "fill")]
         comm = replace(comm, repair=Chain(tuple(part for part in others if part != ZERO)))
     elif energy_at_risk is not None:
         raise ValueError(

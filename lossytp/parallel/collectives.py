@@ -41,7 +41,6 @@ from lossytp.network.repairs import (
     RescaleCounted,
     Stale,
     Zero,
-    stage_of,
 )
 from lossytp.network.routes import Hop, Hops, Missing, Routes, first_spans
 from lossytp.network.scope import NOWHERE, PHASES, Site
@@ -197,7 +196,7 @@ class LossyCollective:
         """
         if not missing.reliable:
             message = self._message(gradients.view(len(gradients), -1), hops[::-1], missing.backwards())
-            _fill_(message, ZERO if message.repair.remembers else stage_of(message.repair, "fill"))
+            _fill_(message, ZERO if message.repair.remembers else message.repair.part("fill"))
 
     def memories_state(self) -> list:
         """Return what the repair remembers from training, as lists and tensors."""
@@ -231,7 +230,7 @@ class LossyCollective:
         return Message(rows_LN, positions, ranks, hops, missing, self.network, capacity, repair)
 
     def _protects_partial_sums(self, hops: Hops) -> bool:
-        by_norm = isinstance(stage_of(self.comm.repair, "select"), Protect)
+        by_norm = isinstance(self.comm.repair.part("select"), Protect)
         return by_norm and any(len(hop.positions) > 1 for hop in hops)
 
     def _rounded(self, message: Tensor, routes: Routes, unit: int = 1, rows: int = 1) -> Tensor:
@@ -348,7 +347,7 @@ def apply_losses_(message: Message) -> Missing:
     Raises:
         ValueError: if no function is registered for the repair.
     """
-    missing, protect, fill = message.missing, stage_of(message.repair, "select"), stage_of(message.repair, "fill")
+    missing, protect, fill = message.missing, message.repair.part("select"), message.repair.part("fill")
     if missing.reliable:
         return missing
     if not isinstance(protect, Protect):
@@ -437,7 +436,7 @@ def zero_(message: Message, repair: Repair) -> None:
 @fills(Rescale)
 def rescale_(message: Message, repair: Rescale) -> None:
     """Scale what crossed each hop, and set what is missing to zero."""
-    deliver = stage_of(message.repair, "deliver")
+    deliver = message.repair.part("deliver")
     for hop, protected in zip(message.hops, message.protected(), strict=True):
         weight = repair.weight(deliver.missing_rate(message.network.loss_rate(hop.src, hop.dst)))
         for row in message.rows_of(hop.positions) if weight != 1 else ():

@@ -31,7 +31,7 @@ from torch._compile import _disable_dynamo
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
-from lossytp.network.repairs import ZERO, ProtectFirst, stage_of
+from lossytp.network.repairs import ZERO, ProtectFirst
 from lossytp.network.routes import Hop, Hops, Routes
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import Message, apply_losses_
@@ -257,12 +257,12 @@ class LossyProcessGroup(ProcessGroup):
                 f"repair = '{self._repair}' does not work over the backend, which does not know which message follows "
                 "which: choose another"
             )
-        if isinstance(stage_of(self._repair, "select"), ProtectFirst):
+        if isinstance(self._repair.part("select"), ProtectFirst):
             raise ValueError(
                 f"repair = '{self._repair}' does not work over the backend, which does not know a message's tokens: "
                 "choose another"
             )
-        protects = stage_of(self._repair, "select") != ZERO
+        protects = self._repair.part("select") != ZERO
         if protects and phase == "reduce" and any(len(hop.positions) > 1 for hop in hops):
             raise ValueError(
                 f"repair = '{self._repair}' does not work over the backend with algorithm = {self._routes.name!r}, "

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from lossytp.network.losses import LossProcess, gilbert_elliott_preset
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
-from lossytp.network.repairs import ProtectFirst, stage_of
+from lossytp.network.repairs import ProtectFirst
 from lossytp.network.routes import Wire
 from lossytp.network.scope import Scope, links_named, range_named
 from lossytp.network.traces import loss_process_named
@@ -143,7 +143,7 @@ class BackendNetwork(NetworkSettings):
         repair, values = self.comm().repair, self.as_dict()
         names = ("wire_dtype", "lossy_module", "lossy_layers", "lossy_positions")
         asked = {name: values[name] is not None for name in names} | {"control": self.control == "noise"}
-        asked["repair"] = repair.remembers or isinstance(stage_of(repair, "select"), ProtectFirst)
+        asked["repair"] = repair.remembers or isinstance(repair.part("select"), ProtectFirst)
         for name in (name for name, is_asked in asked.items() if is_asked):
             raise ValueError(
                 f"{name} = {values[name]!r} works only in this project's layers: leave it out{self.elsewhere}"

@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-
-# Find the class of transformers that answers a kind of task, and the kind that a class answers.
-
-
 GENERATION = "generation"
 KINDS = ("classification", "regression", "multiple choice", GENERATION)
 LANGUAGE_MODEL, CLASSIFIER, CHOICE = ("LMHeadModel", "ForCausalLM"), ("ForSequenceClassification",), "ForMultipleChoice"
@@ -42,11 +38,7 @@ ENDINGS = (*LANGUAGE_MODEL, *CLASSIFIER, CHOICE)  # how the classes' names end
 
 
 def head_class(config: Any, kind: str) -> Any:
-    """Return the class of a model with this configuration that answers a kind of task.
-
-    Raises:
-        ValueError: if transformers has none.
-    """
+    """Return the class of a model with this configuration that answers a kind of task, or raise ValueError."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     from lossytp.parallel.convert import multiple_choice_of
@@ -58,19 +50,6 @@ def head_class(config: Any, kind: str) -> Any:
     return multiple_choice_of(found) if kind == "multiple choice" else found
 
 
-def saved_class(config: Any) -> Any:
-    """Return the class that a saved model's configuration names; None if it names none with a known head."""
-    import transformers
-
-    from lossytp.parallel import convert as multiple_choice
-
-    named = config.architectures if isinstance(config.architectures, list) else []
-    for name in named:
-        if isinstance(name, str) and name.endswith(ENDINGS):
-            return getattr(multiple_choice if name.endswith(CHOICE) else transformers, name, None)
-    return None
-
-
 def answers(model: Any, kind: str) -> bool:
     """Return whether the model's head answers a kind of task."""
     name = type(model).__name__
@@ -79,23 +58,11 @@ def answers(model: Any, kind: str) -> bool:
     return name.endswith(LANGUAGE_MODEL if kind == GENERATION else CLASSIFIER)
 
 
-# Check that a tokenizer is usable, alone and with a given model, and say what it puts before texts.
-
-
 _of_this_process: list["Tokenizer"] = []
 
 
 def check_tokenizer(whose: str, tokenizer: "PreTrainedTokenizerFast", vocab_size: int | None = None) -> None:
-    """Check a tokenizer.
-
-    Args:
-        whose: where it comes from, for the message.
-        tokenizer: the tokenizer.
-        vocab_size: the vocabulary of the model to use it with, if any.
-
-    Raises:
-        ValueError: if it has no words or no end token, or more tokens than `vocab_size`.
-    """
+    """Raise ValueError if a tokenizer has no words, no end token, or more tokens than a model's `vocab_size`."""
     # transformers makes an empty tokenizer for a folder without one
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ValueError(f"{whose} holds no tokenizer: save the model's own there")
@@ -186,11 +153,7 @@ def check_there(name: str) -> None:
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> "PreTrainedTokenizerFast":
-    """Return the model's tokenizer. If it has no padding token, it pads with its end token.
-
-    Raises:
-        ValueError: if there is no tokenizer, or it has no end token, or it needs code that is not to be trusted.
-    """
+    """Return the model's tokenizer, or raise ValueError. If it has no padding token, it pads with its end token."""
     from transformers import AutoTokenizer
 
     where = _location(name, weights=False)
@@ -212,19 +175,11 @@ def build_model(
     seed: int,
     positions: int = 0,
 ) -> "PreTrainedModel":
-    """Return the model with the head for a kind of task.
+    """Return the model with the head for a kind of task, one of `KINDS`.
 
-    torch's global generator is left unchanged.
-
-    Args:
-        name: the model, as in `TrainConfig.defaults()["model_name"]`.
-        kind: one of `KINDS`.
-        labels: the classes of a classification.
-        tokenizer: the model's tokenizer.
-        dropout: probability of every dropout that the family has.
-        seed: seed of the weights that are not pretrained.
-        positions: if given, a model from scratch is prepared for pretraining: it has at least this many positions, and
-            a padded vocabulary.
+    Weights that are not pretrained are drawn from `seed`; torch's global generator is left unchanged. `dropout` is that
+    of every dropout that the family has. If `positions` are given, a model from scratch is prepared for pretraining: it
+    has at least that many, and a padded vocabulary.
 
     Raises:
         ValueError: if the model is not found, has no tensor-parallel plan or no such head, or lacks weights other than
@@ -270,10 +225,16 @@ def load_model(name: str) -> "PreTrainedModel":
     Raises:
         ValueError: if the model is not found, lacks weights, or has no tensor-parallel plan or known head.
     """
+    import transformers
+
+    from lossytp.parallel import convert as multiple_choice
+
     if name.endswith(SCRATCH):
         raise ValueError(f"model_name = {name!r} is untrained: give {name.removesuffix(SCRATCH)}, or a folder")
     config = _saved_configuration(name, _location(name, weights=True))
-    head = saved_class(config)
+    named = config.architectures if isinstance(config.architectures, list) else []
+    known = next((each for each in named if isinstance(each, str) and each.endswith(ENDINGS)), "")
+    head = getattr(multiple_choice if known.endswith(CHOICE) else transformers, known, None)
     if head is None:
         raise ValueError(
             f"model_name = {name!r} has architectures = {config.architectures}: give one whose name ends with "
@@ -286,11 +247,7 @@ def load_model(name: str) -> "PreTrainedModel":
 
 
 def _pretrained(name: str, kind: Any) -> Any:
-    """Return the saved model as a `kind`, in float32.
-
-    Raises:
-        ValueError: if weights are missing, which transformers would draw at random, or are not finite.
-    """
+    """Return the saved model as a `kind`, in float32. Refuse missing weights, which transformers would draw."""
     import torch
 
     from lossytp.training.checkpoint import PREFIXES

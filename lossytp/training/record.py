@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from lossytp.network.routes import Wire
 from lossytp.network.traces import Trace
 from lossytp.training.config import EvaluateConfig, PretrainConfig, RunSettings, TrainConfig, settings_class
 from lossytp.training.files import check_writable, write_atomically
 from lossytp.training.groups import NetworkSettings
 from lossytp.training.settings import without_obsolete
-from lossytp.training.shapes import shape_of
 
 RECORD = "record.json"
 PROGRAMS: dict[type[RunSettings], str] = {TrainConfig: "lossytp.train", PretrainConfig: "lossytp.pretrain"}
@@ -168,56 +166,3 @@ def check_inputs(
             f"{where} is of a run that did not begin from {weights}: name the file that it began from, leave "
             "checkpoint_path out, or give another output_dir"
         )
-
-
-NOT_TIMED = (
-    *("lossy_direction", "lossy_module", "lossy_layers", "lossy_positions", "lossy_phase", "lossy_links"),
-    *("ranks_per_node", "control", "sequence_parallel", "gradient_checkpointing", "unfreeze_last_layers"),
-)
-SAMPLES = 20  # simulated steps, each with a few dozen collectives
-
-
-def seconds_of(record: dict[str, Any], *, link_gbits: float, round_trip_us: float = 100.0) -> float | None:
-    """Return the seconds that a training step of a recorded run would take over such a link.
-
-    Messages that may lose packets are best-effort, with a deadline so late that only lost packets are missing. If sums
-    return reliably, the other half of the messages is retransmitted until delivered, by ideal selective repeat.
-
-    Returns:
-        The expected seconds; None for what `lossytp.network.timing` does not cover: other parallelisms, settings of
-        `NOT_TIMED`, lossy gradients of copies, an algorithm without a schedule, a repair that sends more packets, a
-        retransmission at a loss rate above 0.9, or a model of unknown shape.
-    """
-    from lossytp.network.timing import AllReduce, BestEffort, Channel, Path, SelectiveRepeat, Transport, step_seconds
-
-    timing, config = record["timing"], settings_class(record["config"]).from_dict(record["config"])
-    shape, network, values = shape_of(config.model_name), config.network, config.as_dict()
-    comm, process = config.comm(), network.process()
-    sent_again = network.reliable_gather and not comm.algorithm.sum_reaches_all
-    sizes = (config.parallelism.data_parallel_size, config.parallelism.pipeline_parallel_size)
-    if (
-        shape is None
-        or (comm.algorithm.schedule is None or comm.repair.sends_more)
-        or (network.tensor_parallel_size == 1 or sizes != (1, 1))
-        or config.parallelism.replicated_gradients == "lossy"
-        or any(values[name] is not None and values[name] is not False for name in NOT_TIMED)
-        or (sent_again and process.loss_rate > 0.9)
-    ):
-        return None
-    wire = Wire(mtu_bytes=network.mtu_bytes)
-    path = Path(bandwidth_bits_per_s=link_gbits * 1e9, round_trip_s=round_trip_us * 1e-6, wire=wire)
-    tokens = timing["tokens_per_second"] * timing["train_seconds"] / timing["steps"] / config.microbatches
-    itemsize, block = comm.block(2 if config.compute.bf16 or config.compute.fp16 else 4)
-    all_reduce = AllReduce(
-        algorithm=comm.algorithm.name,
-        num_elements=max(1, round(tokens)) * shape.width,
-        itemsize=itemsize,
-        ranks=network.tensor_parallel_size,
-        block=block,
-    )
-    ways: list[Transport] = [BestEffort.patient(all_reduce.num_packets(wire), path)]
-    ways += [SelectiveRepeat.prompt(path)] if sent_again and process.loss_rate > 0 else []
-    layers, compute_s = shape.layers * config.microbatches, timing["step_seconds"]
-    channels = [Channel(path=path, transport=way, process=process) for way in ways]
-    settings = {"num_layers": layers, "compute_s": compute_s, "samples": SAMPLES, "seed": network.seed}
-    return float(np.mean([step_seconds(all_reduce, channel, **settings) for channel in channels]))

@@ -37,8 +37,8 @@ MAY_BE_EMPTY = ("repairs",)  # which gain zero
 LATER = ("declaration", "ranks_per_node", "lossy_positions")  # records leave these out if None: older ones lack them
 OBSOLETE = {
     "transport": ("simulated", "training only simulates losses; the tests send real packets"),
-    "link_gbits": (None, "lossytp.training.record.seconds_of computes seconds from a record"),
-    "round_trip_us": (100.0, "lossytp.training.record.seconds_of computes seconds from a record"),
+    "link_gbits": (None, "paper/timing.py of a checkout computes the seconds of collectives and steps"),
+    "round_trip_us": (100.0, "paper/timing.py of a checkout computes the seconds of collectives and steps"),
 }
 """Settings of earlier versions: the only value with which a record still means the same, and what came instead."""
 

@@ -31,11 +31,11 @@ from transformers import (
 )
 
 import lossytp as ltp
-from lossytp.network import timing as transport
-from lossytp.network.timing import AllReduce, Channel, collective_times
 from lossytp.training.files import write_atomically
 from lossytp.training.models import load_model
 from lossytp.training.shapes import PRESETS, gguf_file
+from paper import timing as transport
+from paper.timing import AllReduce, Channel, collective_times
 from tests.bench.pretraining import pretraining_ratios
 
 GPT2_SMALL = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}

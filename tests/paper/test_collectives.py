@@ -6,8 +6,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import lossytp as ltp
-from lossytp.network import timing as transport
-from lossytp.network.timing import AllReduce
+from paper import timing as transport
 from paper.collectives import (
     burst_table,
     coherence,
@@ -17,6 +16,7 @@ from paper.collectives import (
     squared_errors,
     who_lacks_what,
 )
+from paper.timing import AllReduce
 
 NOTHING, SOME = ltp.Bernoulli(loss_rate=0.0), ltp.Bernoulli(loss_rate=0.2)
 OWN = {"reliable_gather": False}

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.network.timing import AllReduce, Path
 from lossytp.study.statistics import t_interval
 from paper.price import (
     BEST_EFFORT,
@@ -18,6 +17,7 @@ from paper.price import (
     target_accuracies,
     transports,
 )
+from paper.timing import AllReduce, Path
 
 TARGET = {"docstrings": 0.6}
 CHANCE = 0.3  # of the records

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from lossytp.study.run import end_with, execute
+from lossytp.study.run import end_with, execute, main
 
 pytestmark = pytest.mark.slow
 

@@ -231,7 +231,7 @@ def test_another_broken_pipe_is_shown_whole():
     assert result.stderr.splitlines()[-1] == "BrokenPipeError: a worker is gone"
 
 
-@pytest.mark.parametrize(("flag", "instead"), [("--link_gbits", "seconds_of"), ("--transport", "tests")])
+@pytest.mark.parametrize(("flag", "instead"), [("--link_gbits", "paper/timing"), ("--transport", "tests")])
 def test_a_flag_that_is_gone_says_what_came_instead(flag, instead):
     with pytest.raises(ValueError, match=f"{flag} is not supported: .*{instead}"):
         parse(TrainConfig, None, [flag, "1"])

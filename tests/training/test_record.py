@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lossytp.training.config import PretrainConfig, TrainConfig
-from lossytp.training.record import check_output_folder, environment, read_record, seconds_of, write_record
+from lossytp.training.record import check_output_folder, environment, read_record, write_record
 
 
 @pytest.mark.parametrize("text", ["{half", "[]", "{}", '{"config": [], "final": {}}', '{"config": {}, "final": 3}'])
@@ -90,51 +90,3 @@ def test_a_gpu_is_named_if_there_is_one(monkeypatch, gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
     assert environment().get("gpu") == gpu
-
-
-def seconds(tokens=114, compute_s=0.5, **values):
-    """Return the simulated seconds of a step of gpt2-nano: 4 layers, width 128."""
-    timing = {"tokens_per_second": 10.0 * tokens, "train_seconds": 1.0, "steps": 10, "step_seconds": compute_s}
-    config = TrainConfig(tensor_parallel_size=4, **values).result_settings()
-    return seconds_of({"config": config, "timing": timing}, link_gbits=10.0)
-
-
-def test_without_losses_a_step_is_its_computation_and_all_reduces_of_known_length():
-    """Sixteen all-reduces are two messages in turn each, of a chunk in packets of 364 float32 to each of 3 ranks."""
-    packet_s, trip_s, packets = 1500 * 8 / 10e9, 50e-6, 3 * -(-114 * 128 // 4 // 364)
-    assert seconds() == pytest.approx(0.5 + 16 * 2 * (packets * packet_s + trip_s), rel=1e-9)
-    half = 3 * -(-114 * 128 // 4 // 728)
-    assert seconds(bf16=True) == pytest.approx(0.5 + 32 * (half * packet_s + trip_s), rel=1e-9)
-    assert seconds(bf16=True, wire_dtype="fp32") == seconds()
-    int4 = 3 * -(-114 * 128 // 4 // 2560)  # 80 blocks of 18 bytes
-    assert seconds(bf16=True, wire_dtype="int4") == pytest.approx(0.5 + 32 * (int4 * packet_s + trip_s), rel=1e-9)
-    cut = seconds(912, 0.0, gradient_accumulation_steps=2)
-    assert cut == pytest.approx(2 * seconds(456, 0.0), rel=1e-9)
-
-
-def test_lost_packets_cost_a_round_trip_and_reliable_sums_more():
-    lossless, all_lost = seconds(compute_s=0.0), seconds(compute_s=0.0, loss_rate=1.0, reliable_gather=False)
-    assert all_lost - lossless == pytest.approx(16 * 2 * 100e-6, rel=1e-6)
-    best_effort = seconds(compute_s=0.0, loss_rate=0.3, reliable_gather=False)
-    assert lossless < best_effort < all_lost
-    assert best_effort + 16 * 50e-6 < seconds(compute_s=0.0, loss_rate=0.3)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"data_parallel_size": 2},
-        {"sequence_parallel": True},
-        {"repair": "fec(10, 8)"},
-        {"lossy_direction": "forward"},
-        {"ranks_per_node": 2},
-        {"control": "elements"},
-        {"unfreeze_last_layers": 0},
-        {"gradient_checkpointing": True},
-        {"reliable_gather": False, "replicated_gradients": "lossy"},
-        {"loss_rate": 0.95},  # sums that hardly ever return
-    ],
-    ids=str,
-)
-def test_what_timing_does_not_cover_has_no_seconds(values):
-    assert seconds(**values) is None

@@ -5,13 +5,17 @@ import time
 
 import numpy as np
 import pytest
+import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network import timing
 from lossytp.network.losses import Bernoulli, GilbertElliott
-from lossytp.network.routes import ALGORITHMS, Wire
-from lossytp.network.timing import (
+from lossytp.network.repairs import repair_named
+from lossytp.network.routes import Wire
+from lossytp.network.traces import Correlated
+from paper import timing
+from paper.timing import (
+    SCHEDULES,
     AllReduce,
     BestEffort,
     Channel,
@@ -20,12 +24,12 @@ from lossytp.network.timing import (
     Path,
     SelectiveRepeat,
     collective_times,
+    round_trips,
     step_seconds,
     tail,
 )
-from lossytp.network.traces import Correlated
-from tests.network.event_simulation import BestEffortEvents, GoBackNEvents, SelectiveRepeatEvents
 from tests.network.loss_statistics import assert_within, batch_means, indicators, is_within, reproducible
+from tests.paper.event_simulation import BestEffortEvents, GoBackNEvents, SelectiveRepeatEvents
 
 pytestmark = pytest.mark.slow
 
@@ -187,7 +191,7 @@ def test_a_path_and_transports_know_their_times_and_bounds():
 
 # Collectives and steps
 
-SCHEDULES = {name: algorithm.schedule for name, algorithm in ALGORITHMS.items()}
+
 PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=20e-6)
 RELIABLE = SelectiveRepeat(window_packets=64, timeout_s=100e-6)
 ALPHA_S, BETA_S = 10e-6, 1.2e-6  # half a round trip, and a packet of 1,500 bytes on the wire
@@ -332,10 +336,123 @@ def test_collectives_that_cannot_be_are_refused(name, value):
         times(**{argument: value})
 
 
-def test_steps_and_algorithms_that_cannot_be_timed_are_refused(monkeypatch):
+def test_steps_that_cannot_be_timed_are_refused():
     for name, value in (("num_layers", 0), ("compute_s", -1)):
         with pytest.raises(ValueError, match=name):
             step(0, **{name: value})
-    monkeypatch.setitem(ALGORITHMS, "mesh", ALGORITHMS["direct"]._replace(schedule=None))
-    with pytest.raises(ValueError, match="algorithm"):
-        times("mesh")
+
+
+# Schedules
+
+
+def ring_events(seconds: np.ndarray) -> float:
+    """Each rank forwards message k + 1 once it has message k of its predecessor and its own message k is through."""
+    messages, ranks = seconds.shape
+    env = simpy.Environment()
+    arrived = [[env.event() for _ in range(messages)] for _ in range(ranks)]  # of rank r's message k at its successor
+
+    def rank(r):
+        for k in range(messages):
+            if k:
+                yield arrived[r - 1][k - 1]
+            yield env.timeout(seconds[k, r])
+            arrived[r][k].succeed()
+
+    for r in range(ranks):
+        env.process(rank(r))
+    env.run()
+    return env.now
+
+
+def tree_events(up: dict[int, float], down: dict[int, float], ranks: int) -> float:
+    """A rank's children are twice its number and one, and two, more; it hears both, and answers both at once."""
+    env = simpy.Environment()
+    summed, told = [env.event() for _ in range(ranks)], [env.event() for _ in range(ranks)]
+    last = []
+
+    def children(r):
+        return [child for child in (2 * r + 1, 2 * r + 2) if child < ranks]
+
+    def rank(r):
+        for child in children(r):
+            yield summed[child]
+        if r:
+            yield env.timeout(up[r])
+        summed[r].succeed()
+        if r:
+            yield told[(r - 1) // 2]
+            yield env.timeout(down[r])
+        else:
+            yield env.all_of(summed)
+        told[r].succeed()
+        last.append(env.now)
+
+    for r in range(ranks):
+        env.process(rank(r))
+    env.run()
+    return max(last)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16])
+def test_ring_and_tree_wait_for_each_other_as_in_an_event_simulation(ranks):
+    draws = np.random.Generator(np.random.Philox(0))
+    ring = draws.exponential(size=(2 * (ranks - 1), 3, ranks))
+    expected = [ring_events(ring[:, sample]) for sample in range(3)]
+    assert SCHEDULES["ring"].complete(ring) == pytest.approx(np.array(expected))
+    tree = draws.exponential(size=(1, 3, 2 * (ranks - 1)))
+    halves = [np.split(tree[0, sample], 2) for sample in range(3)]
+    expected = [tree_events(dict(enumerate(up, 1)), dict(enumerate(down, 1)), ranks) for up, down in halves]
+    assert SCHEDULES["tree"].complete(tree) == pytest.approx(np.array(expected))
+
+
+def test_direct_and_switch_wait_for_the_slowest_rank_between_their_two_phases():
+    assert SCHEDULES["direct"].complete(np.array([[[1.0, 2, 3]], [[5, 4, 1]]])).tolist() == [3 + 5]
+    assert SCHEDULES["switch"].complete(np.array([[[1.0, 2, 3, 5, 4, 1]]])).tolist() == [3 + 5]
+
+
+# Round trips
+
+PACKETS = 200
+
+MESSAGES = 20_000
+ENOUGH = 100  # transmissions, after which a simulated packet has arrived
+
+
+def simulated_rounds(rate: float, most_sent_again: list[int]) -> float:
+    """Return the mean number of rounds until no packet of a message may be sent again.
+
+    Args:
+        rate: of independent losses.
+        most_sent_again: how often each packet of the message may be sent again.
+    """
+    losses = np.random.default_rng(0).geometric(1 - rate, (MESSAGES, len(most_sent_again))) - 1
+    return float(np.minimum(losses, most_sent_again).max(1).mean())
+
+
+@pytest.mark.parametrize(
+    ("repair", "most_sent_again"),
+    [
+        ("zero", [0] * PACKETS),
+        ("fec(10, 8)", [0] * PACKETS),
+        ("retransmit(2)", [2] * PACKETS),
+        ("protect(0.01)", [ENOUGH] * 2),
+        ("protect(0.1)", [ENOUGH] * 20),
+        ("protect(0.1) + hadamard(64)", [ENOUGH] * 20),
+        ("protect(0.1) + retransmit(1)", [ENOUGH] * 20 + [1] * 180),
+        ("protect(0.1) + retransmit(2)", [ENOUGH] * 20 + [2] * 180),
+    ],
+)
+@pytest.mark.parametrize("rate", [0.003, 0.1, 0.5])
+def test_expected_round_trips_are_those_of_simulated_messages(
+    repair: str, most_sent_again: list[int], rate: float
+) -> None:
+    expected = round_trips(repair_named(repair), rate, PACKETS)
+    assert expected == pytest.approx(simulated_rounds(rate, most_sent_again), rel=0.03, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("repair", "at_full_loss"), [("zero", 0), ("retransmit(3)", 3), ("protect(0.1) + retransmit(3)", math.inf)]
+)
+def test_no_loss_waits_for_nothing_and_a_dead_link_for_ever(repair: str, at_full_loss: float) -> None:
+    assert round_trips(repair_named(repair), 0, PACKETS) == 0
+    assert round_trips(repair_named(repair), 1, PACKETS) == at_full_loss

@@ -1,5 +1,5 @@
 """One message on one link, packet by packet in simpy: a sender, a receiver, and every packet's timer and
-acknowledgement as events of their own. Shares no code with `lossytp.network.timing`, and knows no gaps.
+acknowledgement as events of their own. Shares no code with `paper.timing`, and knows no gaps.
 
 Times are fractions: of events that coincide, rounding would let now one, now the other be first.
 """

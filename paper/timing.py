@@ -1,10 +1,10 @@
-"""Time collectives over lossy links, and training steps.
+"""Time collectives over lossy links, training steps, and the round trips that repairs wait for.
 
-A collective is a schedule of messages, some of which wait for others (`lossytp.network.routes`). A transport times each
-message, with losses from the same processes as in training. Adding takes no time. Repairs send no packets here: time
-them as longer messages or more round trips. On each link, a message starts when the previous one is complete. Without
-loss a message of m packets takes alpha + beta: half a round trip, and m packets on the wire (Thakur, Rabenseifner and
-Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005, section 3). All chunks count as the
+A collective is a schedule of messages, some of which wait for others (`SCHEDULES`). A transport times each message,
+with losses from the same processes as in training. Adding takes no time. Repairs send no packets here: time them as
+longer messages or more round trips. On each link, a message starts when the previous one is complete. Without loss a
+message of m packets takes alpha + beta: half a round trip, and m packets on the wire (Thakur, Rabenseifner and Gropp,
+"Optimization of collective communication operations in MPICH", IJHPCA 2005, section 3). All chunks count as the
 largest, ceil(n / R).
 """
 
@@ -15,10 +15,11 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from lossytp.network.checks import check_at_least, check_not_negative, check_positive
+from lossytp.network.checks import check_at_least, check_known, check_not_negative, check_positive
 from lossytp.network.losses import LinkLosses, LossProcess
 from lossytp.network.random_numbers import NEVER
-from lossytp.network.routes import Schedule, Wire, algorithm_named
+from lossytp.network.repairs import MOST_TRIES, Repair, Retransmit
+from lossytp.network.routes import Wire
 
 STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
 TIMEOUT_ROUND_TRIPS = 1.5  # RFC 8985 waits 1.25, and two for a message's last packets
@@ -343,6 +344,83 @@ class GoBackN(_Reliable):
 Transport = SelectiveRepeat | GoBackN | BestEffort
 
 
+class Schedule(NamedTuple):
+    """The messages of an all-reduce among R ranks, and when all ranks have the result.
+
+    Each of `links(R)` links carries `messages(R)` messages, one after the other. A message has `chunks(R)` chunks of
+    ceil(n / R) elements if `split`, else all n elements. A rank that sends to several ranks at once has one port for
+    all of them (`direct`, whose chunks form one message) or one port for each (`tree`). `complete` computes the seconds
+    of the collectives, `(samples,)`, from those of the messages, `(messages, samples, links)`.
+    """
+
+    links: Callable[[int], int]
+    messages: Callable[[int], int]
+    chunks: Callable[[int], int]
+    split: bool
+    complete: Callable[[np.ndarray], np.ndarray]
+
+    def num_packets(self, num_elements: int, itemsize: int, ranks: int, wire: Wire, block: int = 1) -> int:
+        """Return the packets of each message of an all-reduce; an item of `itemsize` bytes has `block` elements."""
+        elements = -(-num_elements // ranks) if self.split else num_elements
+        return self.chunks(ranks) * wire.num_packets(elements, itemsize, block)
+
+
+def in_steps(seconds: np.ndarray) -> np.ndarray:
+    """Add up steps, each of which ends with the slowest rank's message; link r is rank r's."""
+    return seconds.max(axis=-1).sum(axis=0)
+
+
+def around_ring(seconds: np.ndarray) -> np.ndarray:
+    """Time a ring: rank r's message k + 1 starts once its message k has arrived and rank r - 1's has reached it.
+
+    Only neighbours wait for each other, so the time is a recursion in max and plus (Baccelli et al., "Synchronization
+    and linearity", 1992), not the sum of slowest links.
+    """
+    arrived = np.zeros(seconds.shape[1:])
+    for message in seconds:
+        arrived = np.maximum(arrived, np.roll(arrived, 1, axis=-1)) + message
+    return arrived.max(axis=-1)
+
+
+def over_tree(seconds: np.ndarray) -> np.ndarray:
+    """Time the binary tree: rank r's uplink is r - 1, its downlink R - 2 + r.
+
+    A rank sends its sum up once it has both children's, and sends the result down to both at once.
+    """
+    (ways,) = seconds
+    up, down = np.split(ways, 2, axis=-1)
+    ranks = up.shape[-1] + 1
+    ready = np.zeros((len(ways), ranks))
+    for child in range(ranks - 1, 0, -1):
+        parent = (child - 1) // 2
+        ready[:, parent] = np.maximum(ready[:, parent], ready[:, child] + up[:, child - 1])
+    for child in range(1, ranks):
+        ready[:, child] = ready[:, (child - 1) // 2] + down[:, child - 1]
+    return ready.max(axis=-1)
+
+
+def through_switch(seconds: np.ndarray) -> np.ndarray:
+    """Time a switch that sends the sum once it has every rank's message. Rank r's uplink is r, its downlink R + r.
+
+    This leaves out SwitchML's streaming, which would let the way down overlap the way up.
+    """
+    (ways,) = seconds
+    up, down = np.split(ways, 2, axis=-1)
+    return up.max(axis=-1) + down.max(axis=-1)
+
+
+SCHEDULES = {
+    # A rank's R - 1 chunks share its port as one message. The sums come back once the last rank has sent its chunks.
+    "direct": Schedule(lambda ranks: ranks, lambda ranks: 2, lambda ranks: ranks - 1, True, in_steps),
+    "ring": Schedule(lambda ranks: ranks, lambda ranks: 2 * (ranks - 1), lambda ranks: 1, True, around_ring),
+    # The sum returns in no time.
+    "sender": Schedule(lambda ranks: ranks, lambda ranks: 1, lambda ranks: 1, False, in_steps),
+    "switch": Schedule(lambda ranks: 2 * ranks, lambda ranks: 1, lambda ranks: 1, False, through_switch),
+    "tree": Schedule(lambda ranks: 2 * (ranks - 1), lambda ranks: 1, lambda ranks: 1, False, over_tree),
+}
+"""The schedule of each algorithm's all-reduce."""
+
+
 class CollectiveTimes(NamedTuple):
     """Each collective's seconds, and the share of its packets that stayed missing, both `(samples,)`."""
 
@@ -362,7 +440,7 @@ class AllReduce:
         block: elements of a block.
 
     Raises:
-        ValueError: if the algorithm is unknown or has no schedule, or a number is below 1.
+        ValueError: if the algorithm is unknown, or a number is below 1.
     """
 
     algorithm: str
@@ -379,12 +457,8 @@ class AllReduce:
     @property
     def schedule(self) -> Schedule:
         """Return which message waits for which."""
-        schedule = algorithm_named(self.algorithm).schedule
-        if schedule is None:
-            raise ValueError(
-                f"algorithm = {self.algorithm!r} has no schedule: give its ALGORITHM one, or choose another"
-            )
-        return schedule
+        check_known("algorithm", self.algorithm, SCHEDULES)
+        return SCHEDULES[self.algorithm]
 
     def num_packets(self, wire: Wire) -> int:
         """Return the packets of each message."""
@@ -471,3 +545,21 @@ def step_seconds(
     check_not_negative("compute_s", compute_s, "s")
     times = collective_times(all_reduce, channel, samples=samples * 4 * num_layers, seed=seed)
     return compute_s + times.seconds.reshape(samples, -1).sum(axis=1)
+
+
+def round_trips(repair: Repair, loss_rate: float, num_packets: int) -> float:
+    """Return how many round trips a message waits for retransmissions, on average over a Bernoulli link.
+
+    Each round sends again, side by side, what the round before lost. Round j takes place unless all k packets that it
+    could send again have arrived, so with probability 1 - (1 - p^j)^k.
+    """
+    protected, deliver = repair.num_protected(num_packets), repair.part("deliver")
+    budget = deliver.budget if isinstance(deliver, Retransmit) else 0
+    rounds = 0.0
+    for losses in range(1, MOST_TRIES):
+        count, lost = num_packets if losses <= budget else protected, loss_rate**losses
+        chance = -math.expm1(count * math.log1p(-lost)) if lost < 1 else float(count > 0)
+        if chance < 1e-9:
+            return rounds
+        rounds += chance
+    return math.inf if loss_rate == 1 else rounds
