@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective, collective_of
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.layers import SharedColumn, cast_for_autocast, outside_graphs
+from lossytp.parallel.layers import Column, cast_for_autocast, outside_graphs
 from lossytp.parallel.mappings import all_columns, gather_columns
 from lossytp.parallel.own_streams import first_ranks
 
@@ -195,7 +195,7 @@ class VocabularyParallelHead(nn.Module):
         x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
         widths = (len(weight) // len(self.collective.group.local),)
         with torch.autocast(x.device.type, enabled=False):
-            y: Tensor = SharedColumn.apply(x, weight.t(), bias, widths, self.collective, BACKWARD)
+            y: Tensor = Column.apply(x, weight.t(), bias, widths, self.collective, BACKWARD)
         if self.training:
             return y
         logits = gather_columns(y, widths, self.collective)
