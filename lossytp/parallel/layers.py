@@ -157,14 +157,8 @@ def _from_ranks(y_LTO: Tensor, widths: Widths) -> Tensor:
 
 
 def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, widths: Widths) -> Tensor:
-    """Lay a layer's outputs out as attention and activations expect them, with leading axes `shape`.
-
-    If ranks have their own streams, the ranks lie one after another along the batch. Otherwise all local ranks' heads
-    or units lie side by side, in the dense order.
-    """
-    if collective.comm.own_streams:
-        return y_LTO.view(*shape, -1)
-    return _from_ranks(y_LTO, widths).view(*shape, -1)
+    """Lay out outputs, (*shape, O): rank after rank if ranks have their own streams, else in the dense order."""
+    return (y_LTO if collective.comm.own_streams else _from_ranks(y_LTO, widths)).view(*shape, -1)
 
 
 def _take_up(y: Tensor, collective: LossyCollective, widths: Widths) -> Tensor:
@@ -174,15 +168,8 @@ def _take_up(y: Tensor, collective: LossyCollective, widths: Widths) -> Tensor:
     return _to_ranks(y.reshape(-1, y.shape[-1]), widths)
 
 
-# Keep lossy layers out of the graphs that PyTorch's compilers make.
-#
-# A layer draws losses and counts packets at every call. A graph would record one call's losses and repeat them.
-
-
 def outside_graphs(method: Callable) -> Callable:
-    """Return `method`, changed so that `torch.compile` breaks its graph there, and compiles only the code around it.
-
-    Outside a compiler the method runs as it is.
+    """Return `method`, changed so that `torch.compile` breaks its graph there: a graph would repeat one call's losses.
 
     Raises:
         ValueError: within `torch.export` or `torch.jit.trace`, whose graphs cannot be broken.
@@ -191,19 +178,15 @@ def outside_graphs(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            if torch.compiler.is_exporting():
-                raise ValueError(_refusal("torch.export"))
-            return called_from_graph(*args, **kwargs)
-        if torch._C._get_tracing_state() is not None:
-            raise ValueError(_refusal("torch.jit.trace"))
-        return method(*args, **kwargs)
+        compiling, tracing = torch.compiler.is_compiling(), torch._C._get_tracing_state() is not None
+        if tracing or (compiling and torch.compiler.is_exporting()):
+            raise ValueError(
+                f"{'torch.export' if compiling else 'torch.jit.trace'} would repeat one call's packet losses: use "
+                "torch.compile, or gather(model) first"
+            )
+        return (called_from_graph if compiling else method)(*args, **kwargs)
 
     return run
-
-
-def _refusal(compiler: str) -> str:
-    return f"{compiler} would repeat one call's packet losses: use torch.compile, or gather(model) first"
 
 
 class ColumnParallelLinear(nn.Module):
@@ -254,13 +237,10 @@ class ColumnParallelLinear(nn.Module):
 
         def shard(dense: Tensor) -> nn.Parameter:
             pieces = [
-                piece.unflatten(-1, (group.size // each, -1))[..., [rank // each for rank in group.local], :].flatten(
-                    -2
-                )
+                piece.unflatten(-1, (group.size // each, -1))[..., [rank // each for rank in group.local], :]
                 for piece, each in zip(dense.detach().split(widths, -1), self.copies, strict=True)
             ]
-            part = torch.cat(pieces, -1)
-            return nn.Parameter(part, dense.requires_grad)
+            return nn.Parameter(torch.cat([piece.flatten(-2) for piece in pieces], -1), dense.requires_grad)
 
         self.weight = shard(dense_weight)
         self.bias = None if dense_bias is None else shard(dense_bias)
@@ -270,7 +250,6 @@ class ColumnParallelLinear(nn.Module):
 
     @property
     def has_copies(self) -> bool:
-        """Return whether neighbouring ranks hold copies of some columns."""
         return max(self.copies) > 1
 
     def copies_of_columns(self) -> Tensor:
@@ -287,13 +266,14 @@ class ColumnParallelLinear(nn.Module):
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
-        given: tuple[Tensor | None, ...] = (self.weight, self.bias)
+        weight: Any = self.weight
+        bias: Any = self.bias
         if self.has_copies:
-            given = tuple(
+            weight, bias = (
                 each if each is None else sum_over_copies(each, self.widths, self.copies, self.collective.group)
-                for each in given
+                for each in (weight, bias)
             )
-        x, weight, bias = cast_for_autocast(x, *given)
+        x, weight, bias = cast_for_autocast(x, weight, bias)
         with torch.autocast(x.device.type, enabled=False):
             y = Column.apply(x, weight, bias, self.widths, self.collective, self.site)
             return gather_columns(y, self.widths, self.collective) if self.gather_output else y
@@ -369,11 +349,9 @@ class RowParallelLinear(nn.Module):
         in_features: number of inputs of the dense layer, R * K.
         out_features: number of outputs, D.
         bias: whether the layer has a bias.
-        dense: weight (R * K, D) and bias (D,) of the dense layer. If left out, they are drawn as `nn.Linear` draws
-            them; torch's generator must then be in the same state on every process.
-        collective: how the ranks all-reduce.
-        layer: number of the transformer layer, for the counters.
-        module: "attention" or "mlp", for the counters.
+        dense: weight (R * K, D) and bias (D,) of the dense layer. If left out, they are drawn as those of
+            `ColumnParallelLinear`.
+        collective, layer, module: as those of `ColumnParallelLinear`.
         own_bias: whether each rank has its own copy of the bias, (L, D), which may drift from the others.
         split_input: whether every rank holds the inputs of all ranks, (..., R * K). Backward then gathers reliably.
     """
@@ -446,9 +424,6 @@ def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
         dtype = torch.get_autocast_dtype(device)
         return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
     return tensors
-
-
-# Define the blocks of a tensor-parallel model, and the replicated modules between their sharded layers.
 
 
 SHARDED = (ColumnParallelLinear, RowParallelLinear)

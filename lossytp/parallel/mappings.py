@@ -43,6 +43,11 @@ def with_backward(x: Tensor, forward: Map, backward: Map) -> Tensor:
     return y
 
 
+def same(x: Tensor) -> Tensor:
+    """Return `x`, as a tensor of its own for autograd."""
+    return x.view_as(x)
+
+
 def all_reduce(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
     """Return the sum of all ranks' parts that the network delivers, for each rank in this process: (L, T, D)."""
     total = collective.sum_(parts_LTD.clone(memory_format=torch.contiguous_format), site)
@@ -54,7 +59,7 @@ def copy_to_tensor_parallel_region(x_LTD: Tensor, collective: LossyCollective, s
 
     The training loss is the sum of the ranks' training losses.
     """
-    return with_backward(x_LTD, lambda x: x.view_as(x), lambda dx: all_reduce(dx, collective, site))
+    return with_backward(x_LTD, same, lambda dx: all_reduce(dx, collective, site))
 
 
 def reduce_from_tensor_parallel_region(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
@@ -122,30 +127,21 @@ def unit_of(collective: LossyCollective, width: int) -> int:
 
 def own_gradient(parameter: Tensor, ranks_here: int) -> Tensor:
     """Return `parameter`. Its gradient becomes that of its own rank's loss, not of the local ranks' mean loss."""
-    if ranks_here == 1:
-        return parameter
-    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), lambda d: d * ranks_here)
+    return parameter if ranks_here == 1 else with_backward(parameter, same, lambda d: d * ranks_here)
 
 
 # Gather the shards of weights and activations from all processes, without losses.
 #
-# Some models need all outputs of a sharded layer on every rank, for instance to normalise all queries together. Each
-# rank then does the same computation on whole activations.
+# If ranks have their own streams, a rank's columns are in its own rows, and all rows are equal after a gather.
+# Gradients are L times as large where layers are sharded (`lossytp.parallel.layers`), but not where each rank computes
+# on whole activations.
 #
-# If ranks have their own streams, a rank's columns are in its own rows, and all rows are equal after a gather. The
-# training loss is then the mean over the L local ranks. Gradients are L times as large where layers are sharded (as in
-# the functions above), but not where each rank computes on whole activations.
-#
-# Shapes:
-# - B is the first of any leading axes.
-# - There are R ranks, L of them in this process.
-# - O counts the columns of this process, by projection, then by rank. `widths` lists one rank's outputs of each
-#   projection.
+# Shapes: B the first of any leading axes, O the columns of this process, by projection, then by rank.
 
 
 def all_columns(shard: Tensor, widths: Widths, group: RankGroup) -> Tensor:
     """Return the columns of all processes in the dense order, given those of this one, (..., O)."""
-    if group.process_group is None or group.processes == 1:
+    if group.processes == 1:
         return shard
     shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.processes)]
     dist.all_gather(shards, shard.contiguous(), group=group.plain_group)  # a lossy group would lose some of it
@@ -184,22 +180,16 @@ def _part(whole: Tensor, widths: Widths, collective: LossyCollective) -> Tensor:
     )
 
 
-def _streams(collective: LossyCollective) -> int:
-    return len(collective.group.local) if collective.comm.own_streams else 1
-
-
 def gather_columns(y: Tensor, widths: Widths, collective: LossyCollective) -> Tensor:
     """Return the columns of all ranks. Backward keeps each rank's own, since all hold the same gradient."""
-    return with_backward(
-        y, lambda y: _whole(y, widths, collective), lambda dy: _streams(collective) * _part(dy, widths, collective)
-    )
+    streams = len(collective.group.local) if collective.comm.own_streams else 1
+    return with_backward(y, lambda y: _whole(y, widths, collective), lambda dy: streams * _part(dy, widths, collective))
 
 
 def split_columns(x: Tensor, widths: Widths, collective: LossyCollective) -> Tensor:
     """Return the columns of this process's ranks. Backward gathers the gradients of all ranks."""
-    return with_backward(
-        x, lambda x: _part(x, widths, collective), lambda dx: _whole(dx, widths, collective) / _streams(collective)
-    )
+    streams = len(collective.group.local) if collective.comm.own_streams else 1
+    return with_backward(x, lambda x: _part(x, widths, collective), lambda dx: _whole(dx, widths, collective) / streams)
 
 
 def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
@@ -210,7 +200,7 @@ def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
         group.begin_sum_(total)()
         return total
 
-    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), total)
+    return with_backward(parameter, same, total)
 
 
 def sum_over_copies(columns: Tensor, widths: Widths, copies: tuple[int, ...], group: RankGroup) -> Tensor:
@@ -228,4 +218,4 @@ def sum_over_copies(columns: Tensor, widths: Widths, copies: tuple[int, ...], gr
                 pieces[number] = sums[[rank // each for rank in group.local]].movedim(0, -2).flatten(-2)
         return torch.cat(pieces, -1)
 
-    return with_backward(columns, lambda columns: columns.view_as(columns), total)
+    return with_backward(columns, same, total)

@@ -12,7 +12,7 @@ import lossytp as ltp
 from lossytp.parallel.data_parallel import FlatFSDP
 from lossytp.parallel.plans import blocks_of, deferred, values_of
 from tests.parallel.conftest import bernoulli, tiny_batch
-from tests.parallel.distributed_models import join, network
+from tests.parallel.distributed_models import join, network, whole_of_pieces
 from tests.parallel.families import FAMILIES, SIZES
 
 NAMES = ["gpt2", "llama", "llama, tied", "phi"]
@@ -91,7 +91,7 @@ def on_rank_shard(family: str) -> tuple[dict[str, torch.Tensor], list[torch.Tens
     layout = join(network(0.0), data_parallel_size=2)
     _, model = both(family)
     sharded = FlatFSDP(model, layout.process_group("dp"), blocks=blocks_of(model))
-    return sharded.whole(lambda piece: piece), [unit.shard for unit in sharded.units]
+    return whole_of_pieces(sharded, lambda piece: piece), [unit.shard for unit in sharded.units]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

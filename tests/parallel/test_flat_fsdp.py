@@ -20,7 +20,7 @@ from tests.parallel.conftest import (
     tiny_gpt2,
     training_losses,
 )
-from tests.parallel.distributed_models import in_replicas, join, network, share, spread, whole
+from tests.parallel.distributed_models import in_replicas, join, network, share, spread, whole, whole_of_pieces
 
 NUM_STEPS = 5
 
@@ -125,7 +125,7 @@ def on_rank_checkpoint(again: bool) -> tuple[list[tuple], dict[str, Tensor]]:
     model = FlatFSDP(chain, layout.process_group("dp"), blocks=list(chain))
     with set_checkpoint_early_stop(False):  # the block's last hooks run again too
         model(torch.ones(1, 8, dtype=torch.float64), again=again).square().sum().backward()
-    return traffic(lossy), model.whole(lambda piece: piece.grad)
+    return traffic(lossy), whole_of_pieces(model, lambda piece: piece.grad)
 
 
 def test_computing_a_block_again_in_backward_gathers_nothing_again(processes: Callable) -> None:
@@ -178,7 +178,7 @@ def on_rank_gather() -> tuple[bool, ...]:
     dense, model = (tiny_gpt2() for _ in range(2))
     sharded = in_replicas(model, layout, "custom fsdp")
     expected = dict(dense.named_parameters())
-    wholes = sharded.whole(lambda piece: piece)
+    wholes = whole_of_pieces(sharded, lambda piece: piece)
     return (
         wholes.keys() == expected.keys() and all(torch.equal(wholes[name], expected[name]) for name in expected),
         all(piece.ndim == 1 for piece in sharded.parameters()),
