@@ -31,9 +31,8 @@ from lossytp.network import (
 if TYPE_CHECKING:
     from lossytp.parallel.backend import init_process_group, reliable
     from lossytp.parallel.collectives import all_reduce
-    from lossytp.parallel.convert import gather, parallelize
+    from lossytp.parallel.convert import gather, parallelize, reliable_prefix
     from lossytp.parallel.own_streams import stream_distance
-    from lossytp.parallel.tokens import reliable_prefix
 
 __version__ = "0.2.0"
 __all__ = [
@@ -63,7 +62,7 @@ _NEEDS_TORCH = {
     "init_process_group": "lossytp.parallel.backend",
     "reliable": "lossytp.parallel.backend",
     "parallelize": "lossytp.parallel.convert",
-    "reliable_prefix": "lossytp.parallel.tokens",
+    "reliable_prefix": "lossytp.parallel.convert",
     "stream_distance": "lossytp.parallel.own_streams",
 }
 

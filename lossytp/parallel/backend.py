@@ -93,13 +93,8 @@ def init_process_group(
 def serve_all_groups(network: LossyNetwork, comm: CommConfig, started: Callable[[Store, int, int], None]) -> None:
     """Carry over `network` whatever this process's gloo and NCCL groups send from now on, whoever makes them.
 
-    A group is what its maker asks for, with its options and by its name, within a `LossyProcessGroup`.
-
-    Args:
-        network: the network.
-        comm: algorithm, repair and reliable_gather of every operation.
-        started: called with the store, the rank and the size of each default group, once its ranks have the same
-            settings.
+    A group is what its maker asks for, with its options and by its name, within a `LossyProcessGroup`. `started` is
+    called with the store, the rank and the size of each default group, once its ranks have the same settings.
     """
     global _settings
     _settings = _Settings(network, "nccl" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo", comm)
@@ -134,11 +129,7 @@ def serve_all_groups(network: LossyNetwork, comm: CommConfig, started: Callable[
 
 
 def _as_compared(network: LossyNetwork, comm: CommConfig, world: int) -> dict[str, Any]:
-    """Return the settings that must be equal on all ranks.
-
-    Raises:
-        ValueError: if the network's nodes leave nothing that may be lost.
-    """
+    """Return the settings that must be equal on all ranks."""
     check_nodes(network, comm, world)
     return {
         "algorithm": comm.algorithm.name,
@@ -167,10 +158,7 @@ def this_device(rank: int) -> torch.device:
 
 
 def backend_comm(*, reliable_gather: bool = True, **names: str) -> CommConfig:
-    """Return the configuration of every operation of the backend, given the names of its `algorithm` and `repair`.
-
-    "sender" has no gather that could lose packets.
-    """
+    """Return the configuration of every operation of the backend. "sender" has no gather that could lose packets."""
     check_names(names, ("algorithm", "repair"))
     comm = CommConfig.named(**names)
     return replace(comm, reliable_gather=reliable_gather or comm.algorithm.sum_reaches_all)

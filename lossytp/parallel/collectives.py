@@ -49,8 +49,7 @@ from lossytp.parallel.group import RankGroup, check_reaches, nothing_to_wait_for
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 RANGES = {"int8": (-128, 127), "fp8": (-448, 448), "int4": (-8, 7)}
 NOTHING_MISSING = Missing([], reliable=True)
-Memory = dict[tuple[int, int, int], Tensor]
-"""What last arrived, by the size of the message, the number of the hop and the position of the rank."""
+Memory = dict[tuple[int, int, int], Tensor]  # what last arrived, by message's size, number of hop, position of rank
 
 
 def all_reduce(x_RN: Tensor, network: LossyNetwork, **comm: Any) -> Tensor:
@@ -143,7 +142,8 @@ class LossyCollective:
             parts_LN.copy_(self._rounded(parts_LN, reduce, unit, len(parts)))
         own_LN = parts_LN.clone() if comm.repair.uses_own_part else None
         hops = reduce(parts_LN.shape[1], group.ranks, unit)
-        if self._protects_partial_sums(hops) and group.processes > 1:
+        sends_sums = any(len(hop.positions) > 1 for hop in hops)
+        if sends_sums and group.processes > 1 and isinstance(comm.repair.part("select"), Protect):
             parts = group.all_rows(parts)  # no process knows alone what the senders hold
         missing = self._lose_(parts.view(len(parts), -1), hops, site, own_LN)
         total = parts.sum(0) if len(parts) > 1 else parts[0]
@@ -229,10 +229,6 @@ class LossyCollective:
         ranks, repair = self.group.ranks, self.comm.repair
         return Message(rows_LN, positions, ranks, hops, missing, self.network, capacity, repair)
 
-    def _protects_partial_sums(self, hops: Hops) -> bool:
-        by_norm = isinstance(self.comm.repair.part("select"), Protect)
-        return by_norm and any(len(hop.positions) > 1 for hop in hops)
-
     def _rounded(self, message: Tensor, routes: Routes, unit: int = 1, rows: int = 1) -> Tensor:
         """Round what these routes send to what the wire's dtype can hold, and keep the message's own dtype."""
         wire_dtype = self.comm.wire_dtype
@@ -254,15 +250,13 @@ def quantised(rows_LN: Tensor, wire_dtype: str, hops: Hops) -> Tensor:
     """Return the rows as their receivers decode them: in blocks of 32 elements, numbers times the block's scale.
 
     The element of the largest magnitude becomes the lowest number, -8 in int4, as in vLLM's QuickReduce
-    (csrc/quickreduce), whose blocks have 32 elements, too. "fp8" has e4m3 numbers up to 448, as in FlashInfer's
-    `comm.quantized_all_reduce`, whose blocks have 256. Both run `direct`. A scale is a bfloat16, because float16 has
-    none for small gradients. Blocks begin where a hop's packets do, and a packet carries whole blocks and their scales.
+    (csrc/quickreduce). "fp8" has e4m3 numbers up to 448, as in FlashInfer's `comm.quantized_all_reduce`. Both run
+    `direct`, in blocks of 32 and 256 elements. A scale is a bfloat16, because float16 has none for small gradients.
+    Blocks begin where a hop's packets do, and a packet carries whole blocks and their scales.
 
-    What is rounded, for every algorithm and for "bf16" alike: each contribution once, also the part that a rank sums
-    itself; the sum of an all-reduce once, before it returns, also for the rank that has it already; each chunk of an
-    all-gather once. With `direct` this is all that crosses a link. Not rounded again are partial sums on their way, in
-    `ring` and `tree` and in a reduce-scatter of `tree` or `switch`, where real systems round at every hop; and what a
-    repair encodes. Backward rounds gradients as forward rounds sums, and no gradient knows of the rounding.
+    Each contribution is rounded once, also the part that a rank sums itself, and so are the sum of an all-reduce and
+    each chunk of an all-gather. With `direct` this is all that crosses a link. Partial sums on their way, which real
+    systems round at every hop, and what a repair encodes are not rounded again. No gradient knows of the rounding.
 
     Args:
         rows_LN: contributions or results, in any floating-point dtype.
@@ -298,20 +292,14 @@ class Message(NamedTuple):
     positions: Sequence[int]
     ranks: Sequence[int]
     hops: Hops
-    missing: Missing
-    """What `network.send` returned for the hops."""
-    network: LossyNetwork
-    """The network that the message crossed. It has the loss rates, the tape and the seed of Hadamard's signs."""
-    capacity: int
-    """Elements per packet."""
+    missing: Missing  # what `network.send` returned for the hops
+    network: LossyNetwork  # has the loss rates, the tape and the seed of Hadamard's signs
+    capacity: int  # elements per packet
     repair: Repair
     in_gather: bool = False
-    own_LN: Tensor | None = None
-    """The ranks' own contributions from before the sum, for repairs that use them; None if there are none."""
-    memory: Memory | None = None
-    """What last arrived, for repairs that remember it. It is updated unless the network's tape replays."""
-    first_hop: int = 0
-    """The number that the first of `hops` has in the whole message."""
+    own_LN: Tensor | None = None  # the ranks' own contributions from before the sum, for repairs that use them
+    memory: Memory | None = None  # for repairs that remember what last arrived; updated unless the tape replays
+    first_hop: int = 0  # the number that the first of `hops` has in the whole message
 
     def rows_of(self, positions: Sequence[int]) -> list[int]:
         """Return the rows of those of the positions that are in this process."""
@@ -341,11 +329,7 @@ class Message(NamedTuple):
 def apply_losses_(message: Message) -> Missing:
     """Remove from the rows what their message lacks, and repair it, in place.
 
-    Returns:
-        What the message lacks, with the packets that `protect` chose.
-
-    Raises:
-        ValueError: if no function is registered for the repair.
+    Return what it lacks, with the packets that `protect` chose.
     """
     missing, protect, fill = message.missing, message.repair.part("select"), message.repair.part("fill")
     if missing.reliable:
@@ -389,9 +373,6 @@ def _add_noise_(message: Message, group: str, site: Site | None) -> None:
             wide = span.double()  # squares of fp16 would overflow or vanish
             scale = math.sqrt(network.loss_rate(hop.src, hop.dst)) * wide.square().mean().sqrt()
             span.copy_(wide + scale * torch.from_numpy(numbers).to(wide))
-
-
-# How each repair fills in what a message lacks: the tensor side of `lossytp.network.repairs`.
 
 
 Fill = Callable[[Message, Any], None]
@@ -533,17 +514,10 @@ def hadamard_(message: Message, repair: Hadamard) -> None:
 
 
 def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard, capacity: int, seed: int) -> Tensor:
-    """Return the rows without the coefficients of Hadamard's transform that some packets carry.
+    """Return the rows without the coefficients of Hadamard's transform that the missing `packets` carry.
 
     The elements get random signs, and B blocks of S elements are transformed. Coefficient i of block j is number
-    i * B + j on the wire, so a packet carries at most one coefficient of a block.
-
-    Args:
-        sent_LN: what crosses a hop, one row for each rank of this process.
-        packets: sorted numbers of the missing packets, int64.
-        repair: says the size of a block.
-        capacity: elements per packet.
-        seed: of the signs.
+    i * B + j on the wire, so a packet of `capacity` elements carries at most one coefficient of a block.
     """
     length = sent_LN.shape[1]
     size = repair.block_for(length, capacity)
@@ -580,9 +554,6 @@ def signs_of(seed: int, count: int, dtype: torch.dtype, device: torch.device) ->
 def _more_signs(seed: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     signs = np.where(Stream((seed, "hadamard")).uniforms(count) < 0.5, -1.0, 1.0)
     return torch.from_numpy(signs).to(device, dtype)  # exact in any dtype
-
-
-# The fast path of zeros, which most packets take.
 
 
 FEW_SPANS = 2000  # up to this number, a loop over numpy slices is fastest

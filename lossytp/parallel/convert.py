@@ -7,21 +7,24 @@ unchanged, with its cache and masks.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
-from transformers import GPT2PreTrainedModel, PreTrainedModel
+from transformers import Cache, GPT2PreTrainedModel, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
 from lossytp.network.checks import check_bool, check_is
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
+from lossytp.network.repairs import ProtectFirst
 from lossytp.parallel.collectives import LossyCollective, collective_of
 from lossytp.parallel.experts import TensorParallelExperts, experts_of
 from lossytp.parallel.group import Layout, RankGroup, check_layers, check_reaches
@@ -48,10 +51,41 @@ from lossytp.parallel.plans import (
     weight_and_bias,
 )
 from lossytp.parallel.shards import shards
-from lossytp.parallel.tokens import needs_positions, positions_of
 from lossytp.parallel.vocabulary import dense_vocabulary
 
-# Turn a tensor-parallel model back into the dense one that it was made of.
+
+def needs_positions(collective: LossyCollective) -> bool:
+    """Return whether what a message loses depends on its tokens' positions."""
+    first = collective.comm.repair.part("select")
+    return collective.network.scope.positions is not None or isinstance(first, ProtectFirst)
+
+
+def positions_of(model: PreTrainedModel, *inputs: Any, **named: Any) -> np.ndarray:
+    """Return the position of each token within its own sequence, (B * T,), or -1 for padding.
+
+    They follow from `position_ids`, as for packed sequences, else from the mask and the cache. The arguments are those
+    of the model's call on B sequences, T tokens of each.
+    """
+    given = inspect.signature(model.forward).bind(*inputs, **named).arguments
+    given |= given.pop("kwargs", {})
+    embeddings, tokens = given.get("inputs_embeds"), given.get("input_ids")
+    if tokens is None:
+        if embeddings is None:  # the model names what is missing
+            return np.zeros(0, np.int64)
+        tokens = embeddings[..., 0]
+    tokens_BT = tokens.reshape(-1, tokens.shape[-1])  # rows of options, if there are several
+    cache, ids, mask = (given.get(name) for name in ("past_key_values", "position_ids", "attention_mask"))
+    past, length = 0 if cache is None else int(cache.get_seq_length()), tokens_BT.shape[1]
+    positions_BT = torch.arange(past, past + length, device=tokens.device).expand_as(tokens_BT)
+    mask_BT = mask.reshape(-1, mask.shape[-1]) if isinstance(mask, Tensor) and mask.ndim < 4 else None
+    if mask_BT is not None:
+        mask_BT = mask_BT[:, : past + length].bool()  # a static cache's mask may be longer
+        positions_BT = mask_BT.cumsum(1)[:, -length:] - 1
+    if ids is not None:
+        positions_BT = ids.expand_as(tokens_BT)
+    if mask_BT is not None:
+        positions_BT = positions_BT.masked_fill(~mask_BT[:, -length:], -1)
+    return positions_BT.reshape(-1).cpu().numpy()
 
 
 class SavesDense:
@@ -84,14 +118,13 @@ class SavesDense:
         processes, every process must call this.
         """
         model: Any = self
-        split = [name for name, layer in model.named_modules() if isinstance(layer, RowParallelLinear | Projection)]
-        shapes = {
-            f"{name}.weight": 2 for name in split
-        }  # of the dense model; shards have an axis of ranks, or another name
-        for name, experts in model.named_modules():
-            if isinstance(experts, TensorParallelExperts):
-                shapes |= {f"{name}.{weight}": 3 for weight in experts.pieces}
-        if not any(state_dict[name].ndim == axes for name, axes in shapes.items() if name in state_dict):
+        axes: dict[str, int] = {}  # of the dense model; shards have an axis of ranks, or another name
+        for name, module in model.named_modules():
+            if isinstance(module, RowParallelLinear | Projection):
+                axes[f"{name}.weight"] = 2
+            elif isinstance(module, TensorParallelExperts):
+                axes |= {f"{name}.{weight}": 3 for weight in module.pieces}
+        if not any(state_dict[name].ndim == number for name, number in axes.items() if name in state_dict):
             return super().load_state_dict(state_dict, strict, assign)  # type: ignore[misc]
         dense = gather(model)
         keys = dense.load_state_dict(state_dict, strict)
@@ -163,7 +196,6 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _dense_layers(layer: Any) -> list[nn.Module]:
-    """Return the dense layers that a tensor-parallel one was made of. Every process of the group must call this."""
     weight, bias = layer.dense()
     kinds, outputs = zip(*layer.made_of, strict=True)
     biases = [None] * len(kinds) if bias is None else bias.split(outputs)
@@ -183,13 +215,9 @@ def _dense_layer(layer: Any, kind: Any, weight: Tensor, bias: Tensor | None) -> 
     return dense.train(layer.training)
 
 
-# Decoders for multiple choice: each option is scored separately, and the option with the largest score is the answer.
-#
-# This follows Radford et al., "Improving Language Understanding by Generative Pre-Training" (2018), figure 1.
-# Any classifier of transformers becomes one. Its class bears the family's name, such as `LlamaForMultipleChoice`.
-# Copies and pickles import it from this module.
-#
-# Shapes: B examples, O options of the example with the most options, T tokens.
+# Decoders for multiple choice score each option separately, and answer the one with the largest score (Radford et al.,
+# "Improving Language Understanding by Generative Pre-Training", 2018, figure 1). Any classifier of transformers becomes
+# one. Its class bears the family's name, such as `LlamaForMultipleChoice`; copies and pickles import it from here.
 
 
 CLASSIFIER, CHOICE = "ForSequenceClassification", "ForMultipleChoice"
@@ -234,10 +262,8 @@ def __getattr__(name: str) -> Any:
     return multiple_choice_of(classifier)
 
 
-# Classes made at run time: a model's or a block's own class with methods added.
-#
-# The class keeps the name of the one it extends, since libraries find models by it. Copies and pickles find it through
-# the classes that it is made of.
+# A model's or a block's own class with methods added keeps its name, since libraries find models by it. Copies and
+# pickles find it through the classes that it is made of.
 
 
 _made: dict[tuple[type, ...], type] = {}
@@ -353,34 +379,22 @@ def parallelize(
         reason = "sum the gradients of replicated norms" if summed else "share the routers of experts"
         raise ValueError(f"own_copies = True for {type(model).__name__}, whose ranks {reason}: leave it out")
 
-    def place(split: LayerSplit) -> dict[str, Any]:
-        return {"collective": collective, "layer": split.layer, "module": split.module}
-
-    def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        layer = ColumnParallelLinear(
-            *weight.shape,
-            dense=(weight, bias),
-            widths=split.widths,
-            copies=split.copies(group.size),
-            gather_output=split.whole,
-            **place(split),
-        )
-        return _in_shared_memory(layer, split) if share_memory else layer
-
-    def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        layer = RowParallelLinear(
-            *weight.shape, dense=(weight, bias), own_bias=own_copies, split_input=split.whole, **place(split)
-        )
+    def sharded(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        kind: Any = RowParallelLinear if split.row else ColumnParallelLinear
+        how: dict[str, Any] = {"own_bias": own_copies, "split_input": split.whole}
+        if not split.row:
+            how = {"widths": split.widths, "copies": split.copies(group.size), "gather_output": split.whole}
+        place = {"collective": collective, "layer": split.layer, "module": split.module}
+        layer = kind(*weight.shape, dense=(weight, bias), **how, **place)
         return _in_shared_memory(layer, split) if share_memory else layer
 
     ranks_here = len(group.local) if own_streams else 1  # attention sees them one after the other
-    kept: dict[int, Any] = {
-        id(module): SummedGradients(_drawn_copy(module), group) for module in summed if group.processes > 1
-    }
+    split_up = summed if group.processes > 1 else []
+    kept: dict[int, Any] = {id(module): SummedGradients(_drawn_copy(module), group) for module in split_up}
     kept |= {id(split.experts): TensorParallelExperts(split, collective) for split in mixtures}
     if share_memory:
         kept |= {id(parameter): parameter for parameter in model.parameters() if not parameter.is_meta}
-    parallel: Any = with_layers(model, splits, column, row, shards=group.processes * ranks_here, replacements=kept)
+    parallel: Any = with_layers(model, splits, sharded, shards=group.processes * ranks_here, replacements=kept)
     for block in blocks_of(parallel):
         block.__class__ = mixed(type(block), TensorParallelBlock)
         _share_key_value_heads_(block)
@@ -402,10 +416,10 @@ def _in_shared_memory(layer: Any, split: LayerSplit) -> nn.Module:
 
 
 def _drawn_copy(module: nn.Module) -> nn.Module:
-    drawn = {
+    drawn: dict[int, Any] = {
         id(each): nn.Parameter(values_of(each).detach().clone(), each.requires_grad) for each in module.parameters()
     }
-    return copy.deepcopy(module, dict(drawn))
+    return copy.deepcopy(module, drawn)
 
 
 def _share_key_value_heads_(block: nn.Module) -> None:
@@ -430,8 +444,7 @@ def _share_key_value_heads_(block: nn.Module) -> None:
 def with_layers(
     model: PreTrainedModel,
     splits: list[LayerSplit],
-    column: Callable[[LayerSplit, Tensor, Tensor | None], nn.Module],
-    row: Callable[[LayerSplit, Tensor, Tensor | None], nn.Module],
+    sharded: Callable[[LayerSplit, Tensor, Tensor | None], nn.Module],
     *,
     shards: int,
     replacements: dict[int, Any] | None = None,
@@ -441,17 +454,15 @@ def with_layers(
     Args:
         model: a dense decoder; not changed.
         splits: the layers, as `dense_splits` returns them.
-        column: makes a column-parallel layer from a split, and the weight (inputs, outputs) and bias of all its linear
-            layers side by side. The layer returns the outputs of this process, projections side by side.
-        row: makes a row-parallel layer, which takes this process's inputs.
+        sharded: makes a layer from a split, and the weight (inputs, outputs) and bias of all its linear layers side by
+            side. A column-parallel layer returns the outputs of this process, projections side by side; a row-parallel
+            one takes this process's inputs.
         shards: number of parts into which the heads are split. Attention sees one part.
         replacements: further modules to replace, by the id of the module.
     """
     memo: dict[int, Any] = dict(replacements or {})  # deepcopy takes these in place of copies
     for split in splits:
-        layer: Any = (row if split.row else column)(split, *split.drawn_weight_and_bias()).train(
-            split.linears[0].training
-        )
+        layer: Any = sharded(split, *split.drawn_weight_and_bias()).train(split.linears[0].training)
         layer.row, layer.projections, layer.whole = split.row, split.projections, split.whole
         layer.made_of = [(type(linear), weight_and_bias(linear)[0].shape[1]) for linear in split.linears]
         if len(split.linears) == 1:
@@ -461,9 +472,9 @@ def with_layers(
             memo[id(linear)] = Projection(layer, index).train(linear.training)
     replaced = [linear for split in splits for linear in split.linears]
     replaced += [module for module in model.modules() if id(module) in memo]
-    sharded = {id(parameter) for module in replaced for parameter in module.parameters()}
+    handled = {id(parameter) for module in replaced for parameter in module.parameters()}
     for parameter in model.parameters():
-        if parameter.is_meta and id(parameter) not in sharded:
+        if parameter.is_meta and id(parameter) not in handled:
             memo[id(parameter)] = nn.Parameter(values_of(parameter), parameter.requires_grad)
     changed = copy.deepcopy(model, memo)
     for module in changed.modules():
@@ -528,3 +539,28 @@ def gpt2_splits(model: PreTrainedModel, tensor_parallel_size: int, implementatio
             f"implementation = {implementation!r} supports GPT-2, not a {type(model).__name__}: give 'lossytp'"
         )
     return dense_splits(model, tensor_parallel_size, GPT2_PLAN)
+
+
+def reliable_prefix(model: PreTrainedModel, input_ids: Tensor) -> Cache:
+    """Return the cache of a fixed prefix, such as a system prompt, computed without losses.
+
+    Give a copy of it to `generate` as `past_key_values`, with prompts that begin with the prefix. For several prompts,
+    or beam search, call its `batch_repeat_interleave` first. No packet more is sent than without a cache.
+
+    Args:
+        model: a language model that `parallelize` returned.
+        input_ids: (B, P) token ids, or (1, P) for one prompt.
+
+    Raises:
+        TypeError: if the model is not tensor-parallel, or `input_ids` is no tensor.
+        ValueError: if `input_ids` has another shape.
+    """
+    collective = collective_of(model)
+    if collective is None:
+        raise TypeError(f"this {type(model).__name__} is not tensor-parallel: give what parallelize() returned")
+    check_is("input_ids", input_ids, Tensor, "token ids of shape (1, tokens)")
+    if input_ids.ndim != 2 or not input_ids.numel():
+        raise ValueError(f"input_ids is of shape {tuple(input_ids.shape)}: give token ids of shape (1, tokens)")
+    with torch.no_grad(), collective.network.reliable():
+        cache: Cache = model(input_ids=input_ids, use_cache=True).past_key_values
+    return cache

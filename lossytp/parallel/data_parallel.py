@@ -4,7 +4,6 @@ Li et al., "PyTorch Distributed", VLDB 2020; Zhao et al., "PyTorch FSDP", VLDB 2
 packets in its all-reduce of gradients, and FSDP in its all-gather of parameters and reduce-scatter of gradients.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -56,8 +55,11 @@ def data_parallel(
     return model
 
 
-class _Replica(nn.Module, ABC):
+class _Replica(nn.Module):
     """One of the replicas of `module`: act at the end of each backward, and start again after one that failed."""
+
+    _missing: Callable[[], list[str]]  # names of parameters without a gradient, in an order that all replicas share
+    _reset: Callable[[], None]  # wait for the messages under way, and make ready for the next backward
 
     def __init__(self, module: nn.Module, process_group: ProcessGroup) -> None:
         super().__init__()
@@ -75,11 +77,6 @@ class _Replica(nn.Module, ABC):
             Variable._execution_engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
-        """Wait for the messages, at the end of backward.
-
-        Raises:
-            RuntimeError: if a parameter got no gradient.
-        """
         missing = self._missing()
         self._reset()
         if missing:
@@ -88,18 +85,8 @@ class _Replica(nn.Module, ABC):
                 "training loss does not use, with requires_grad_(False)"
             )
 
-    @abstractmethod
-    def _missing(self) -> list[str]:
-        """Return the names of parameters without a gradient, in an order that all replicas share."""
 
-    @abstractmethod
-    def _reset(self) -> None:
-        """Wait for the messages under way, and make ready for the next backward."""
-
-
-# Data parallelism by hand: average the gradients of replicas while backward still computes others.
-#
-# Li et al., "PyTorch Distributed", VLDB 2020, section 3.2. Backward reaches the last layers first. So the gradients lie
+# Backward reaches the last layers first. So the gradients lie
 # in buckets in reverse order, and each bucket is summed over the replicas as soon as its gradients are there:
 #
 #     backward   last layer ................................. first layer
@@ -114,11 +101,7 @@ BUCKET_BYTES = 25 * 2**20
 
 
 class Bucket:
-    """Gradients that travel in one message, side by side in `flat`.
-
-    Args:
-        parameters: the parameters by name, all of one dtype.
-    """
+    """Gradients of some parameters, all of one dtype, that travel in one message, side by side in `flat`."""
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         first = next(iter(parameters.values()))
@@ -204,10 +187,8 @@ def _filled(parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int) -
     return groups
 
 
-# Fully sharded data parallelism by hand: each replica keeps a shard of the parameters, and gathers them before use.
-#
-# Zhao et al., "PyTorch FSDP", VLDB 2023, section 3; Rajbhandari et al., "ZeRO", SC 2020, stage 3. The parameters fall
-# into units: those of each transformer block, and the rest.
+# Zhao et al., section 3; Rajbhandari et al., "ZeRO", SC 2020, stage 3. The parameters fall into units: those of each
+# transformer block, and the rest.
 #
 #     forward    gather the first block, compute, free; gather the second block, compute, free; ...
 #     backward   gather the last block, compute its gradients, free, reduce-scatter them; then the block before; ...
@@ -230,12 +211,8 @@ class FlatUnit:
     Zhao et al. call the vector a flat parameter. While it is gathered, the model holds `wholes`. Otherwise it holds
     `pieces`, which the optimizer trains: the part of each parameter in this replica's shard, 1-D and often empty.
 
-    Args:
-        parameters: the parameters with their names and modules, all of one dtype.
-        group: the replicas.
-
     Raises:
-        ValueError: if they are of several dtypes.
+        ValueError: if the parameters are of several dtypes.
     """
 
     def __init__(self, parameters: list[tuple[Member, nn.Parameter]], group: ProcessGroup) -> None:
@@ -337,15 +314,6 @@ class FlatUnit:
         for piece, part in zip(self.pieces, self.pieces_of(gradient), strict=True):
             piece.grad = part if piece.grad is None else piece.grad + part
 
-    def whole(self, pieces: list[Tensor]) -> list[Tensor]:
-        """Return the whole tensors, in the parameters' shapes, given this replica's pieces of each."""
-        shard = torch.zeros_like(self.shard)
-        for part, piece in zip(self.pieces_of(shard), pieces, strict=True):
-            part.copy_(piece.detach())
-        flat_P = shard.new_empty(len(self.flat_P))
-        dist.all_gather_single(flat_P, shard, group=self.group)
-        return self.views(flat_P)
-
 
 class FlatFSDP(_Replica):
     """Replicas of `module` that see different examples, and share its parameters, gradients and optimizer's state.
@@ -395,14 +363,12 @@ class FlatFSDP(_Replica):
             self._gather(unit, then=-1)
 
     def _gather(self, unit: FlatUnit, then: int) -> None:
-        """Gather a unit, and begin to gather the next one."""
         unit.gather()
         following = self.units.index(unit) + then
         if 0 <= following < len(self.units):
             self.units[following].begin_gather()
 
     def _take_gradient(self, unit: FlatUnit, index: int, whole: nn.Parameter) -> None:
-        """Take a gradient. Free and reduce-scatter the unit if it is the last one."""
         unit.take_gradient(index)
         if unit.missing:
             return
@@ -416,7 +382,7 @@ class FlatFSDP(_Replica):
         self._reduced.append(unit)
 
     def _wait_for_reduction(self) -> None:
-        """Wait for the reduce-scatter under way, so that whole gradients of at most two units are in memory."""
+        # before the next one begins, so that whole gradients of at most two units are in memory
         if self._under_way is not None:
             (unit, gradient, work), self._under_way = self._under_way, None
             work.wait()
@@ -429,27 +395,11 @@ class FlatFSDP(_Replica):
         return [unit.members[index].name for unit in late for index in sorted(unit.missing)]
 
     def _reset(self) -> None:
-        """Free, and drop the gradients that a failed backward has left."""
         if self._under_way is not None:
             self._under_way[2].wait()
         self._reduced, self._in_backward, self._under_way = [], False, None
         for unit in self.units:
             unit.reset()
-
-    def whole(self, piece_of: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
-        """Gather something that the replicas hold in pieces, such as gradients or an optimizer's moments.
-
-        Args:
-            piece_of: returns this replica's piece for an optimizer parameter.
-
-        Returns:
-            The whole tensors, by the parameters' names in `module`. Every replica must call this.
-        """
-        wholes: dict[str, Tensor] = {}
-        for unit in self.units:
-            names = [member.name for member in unit.members]
-            wholes |= zip(names, unit.whole([piece_of(piece) for piece in unit.pieces]), strict=True)
-        return wholes
 
 
 def _owned(module: nn.Module, blocks: Sequence[nn.Module]) -> list[tuple[nn.Module, list[tuple[Member, nn.Parameter]]]]:

@@ -1,11 +1,9 @@
 """Tensor-parallel mixtures of experts: each rank holds a slice of every expert, as in a dense MLP.
 
 The router is replicated, so all ranks send a token to the same experts, and the block's output is one sum over the
-ranks. transformers packs the experts' weights: `gate_up_proj` (E, 2F, D) and `down_proj` (E, D, F). Expert parallelism,
-where each rank holds whole experts and tokens travel to them by all-to-all, is not part of this library.
+ranks. transformers packs the experts' weights: `gate_up_proj` (E, 2F, D) and `down_proj` (E, D, F).
 
-Shapes: E experts, F units of an expert, D model width, K experts per token, T tokens. There are R ranks, L of them in
-this process.
+Shapes: E experts, F units of an expert, D model width, K experts per token, T tokens, R ranks, L of them here.
 """
 
 import copy
@@ -25,7 +23,6 @@ from lossytp.parallel.plans import EXPERTS, Plan, named_by, style_of, values_of
 
 STYLES = {"colwise": (1, 1), "packed_colwise": (1, 2), "rowwise": (2, 1)}
 """The axis of a packed weight that the ranks split, and the number of projections side by side on it."""
-Pieces = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class ExpertsSplit:
     """The experts of block `layer`, and how the ranks split each of their weights, by name, as in `STYLES`."""
 
     experts: nn.Module
-    pieces: Pieces
+    pieces: Mapping[str, tuple[int, int]]
     layer: int
 
 
@@ -96,13 +93,7 @@ class TensorParallelExperts(nn.Module):
 
     @outside_graphs
     def forward(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return the sum of the experts' outputs for each token.
-
-        Args:
-            x: (..., D).
-            top_k_index: (T, K), the experts of each token.
-            top_k_weights: (T, K), their weights.
-        """
+        """Return the sum of the outputs, (..., D), of each token's experts (T, K) with these weights (T, K)."""
         collective, site = self.collective, self.site
         x_LTD, weights_LTK = (f_of_layers(each, collective, site) for each in (x, top_k_weights))
         own = collective.comm.own_streams
@@ -127,12 +118,10 @@ class TensorParallelExperts(nn.Module):
 
 
 def _by_rank(dense: Tensor, axis: int, pieces: int, ranks: int) -> Tensor:
-    """Return the slices of all ranks, (R, E, ...)."""
     return dense.unflatten(axis, (pieces, ranks, -1)).movedim(axis + 1, 0).flatten(axis + 1, axis + 2)
 
 
 def _without_weights(experts: nn.Module) -> nn.Module:
-    """Return a copy of a module without the memory of its parameters."""
     code = copy.copy(experts)
     code._parameters = {name: nn.Parameter(each.detach().to("meta")) for name, each in experts.named_parameters()}
     return code

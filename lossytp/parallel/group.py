@@ -73,7 +73,7 @@ class RankGroup:
 
     @property
     def num_global_ranks(self) -> int:
-        """Return the number of global ranks: those of this group, and those of its counterparts in other processes."""
+        """Return the number of ranks of this group, and of its counterparts in other processes."""
         from torch.distributed import get_world_size, is_available, is_initialized
 
         processes = get_world_size() if is_available() and is_initialized() else self.processes
@@ -126,7 +126,7 @@ class RankGroup:
 
 
 def nothing_to_wait_for() -> None:
-    """Do nothing, instead of waiting for a sum that is already complete."""
+    """Do nothing, where a sum is complete already."""
 
 
 def check_divides(tensor_parallel_size: int, *, heads: int = 0, inner: int = 0, key_value_heads: int = 0) -> None:
@@ -153,9 +153,6 @@ def sizes_that_divide(*, heads: int = 0, inner: int = 0, key_value_heads: int = 
     divided = [count for count in (heads, inner) if count]
     sizes = [size for size in range(1, max(divided, default=1) + 1) if not any(count % size for count in divided)]
     return [size for size in sizes if not key_value_heads or not key_value_heads % size or not size % key_value_heads]
-
-
-# How a run is laid out over processes, and the place of this process.
 
 
 AXES = ("pp", "dp", "tp")
@@ -198,7 +195,7 @@ class Layout:
 
     @property
     def tensor_processes(self) -> int:
-        """Return the number of processes that share one replica's tensor-parallel ranks."""
+        """Return the number of processes that share the ranks of one replica, or of one stage."""
         return self.world_size // (self.data_parallel_size * self.pipeline_parallel_size)
 
     @property
@@ -233,11 +230,7 @@ class Layout:
         pipeline traffic. The two differ if a process holds several ranks.
         """
         first = (self.pipeline_index * self.data_parallel_size + self.data_index) * self.tensor_parallel_size
-        return RankGroup(
-            self.tensor_parallel_size,
-            process_group=self.process_group("tp"),
-            first_rank=first,
-        )
+        return RankGroup(self.tensor_parallel_size, process_group=self.process_group("tp"), first_rank=first)
 
 
 def under_torchrun() -> bool:
@@ -271,9 +264,6 @@ def rank_and_world_size() -> tuple[int, int]:
     return rank, world_size
 
 
-# Check that a network can lose some of a group's packets, so that no setting is silently ignored.
-
-
 MOST_SHOWN = 8  # links in a message
 
 
@@ -286,18 +276,10 @@ def check_reaches(network: LossyNetwork, group: RankGroup, comm: CommConfig) -> 
     comm.check_delivers(network, group.ranks)
     phase, named = network.scope.phase, set(network.named_links)
     check_nodes(network, comm, group.num_global_ranks)
-    fill = comm.repair.part("fill")
-    if network.scope.positions is not None and (
-        comm.repair.part("select") != ZERO or isinstance(fill, Rescale | Hadamard)
-    ):
-        raise ValueError(
-            f"repair = '{comm.repair}' does not work where only some positions lose packets: give another repair, or "
-            "leave positions out"
-        )
-    if network.scope.positions is not None and comm.control:
-        raise ValueError(
-            f"control = {comm.control!r} does not work where only some positions lose packets: leave one out"
-        )
+    needs_all = comm.repair.part("select") != ZERO or isinstance(comm.repair.part("fill"), Rescale | Hadamard)
+    if network.scope.positions is not None and (needs_all or comm.control):
+        setting = f"repair = '{comm.repair}'" if needs_all else f"control = {comm.control!r}"
+        raise ValueError(f"{setting} does not work where only some positions lose packets: leave one of them out")
     if phase is None and not named:
         return
     check_links_within(network.named_links, group.num_global_ranks)
@@ -334,5 +316,4 @@ def check_layers(network: LossyNetwork, blocks: int) -> None:
 
 
 def _text(links: set[Link]) -> str:
-    named = [f"{src}>{dst}" for src, dst in sorted(links)]
-    return ", ".join(named[:MOST_SHOWN]) + (", ..." if len(named) > MOST_SHOWN else "")
+    return ", ".join([f"{src}>{dst}" for src, dst in sorted(links)][:MOST_SHOWN] + ["..."] * (len(links) > MOST_SHOWN))

@@ -29,8 +29,10 @@ from lossytp.network.scope import LossTape, Site
 from lossytp.parallel.collectives import LossyCollective, collective_of
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.mappings import (
+    Widths,
     all_columns,
     gather_columns,
+    gradient_of_sum,
     own_gradient,
     split_columns,
     streams_of,
@@ -41,161 +43,93 @@ from lossytp.parallel.mappings import (
 
 # f and g of `lossytp.parallel.mappings`, each fused with the adjacent matrix product, which saves a pass over memory.
 #
-# There are three cases, by how the ranks hold the residual stream:
-# - All ranks share one stream, because all receive the same results: `SharedColumn`, `SharedRow`.
-# - Each rank has its own stream, because each rank's results lack different packets: `OwnColumn`, `OwnRow`. The streams
-#   lie one after another along the batch.
-# - One stream is sharded (sequence-parallel), and each rank gathers it: also `OwnColumn` and `OwnRow`. f is then an
-#   all-gather whose backward is a reduce-scatter, and g the reverse (Korthikanti et al., "Reducing activation
-#   recomputation in large transformer models", MLSys 2023, section 4.2).
+# If the stream is sharded (sequence-parallel), f is an all-gather whose backward is a reduce-scatter, and g the reverse
+# (Korthikanti et al., "Reducing activation recomputation in large transformer models", MLSys 2023, section 4.2).
 #
-# If ranks have their own streams, a process's training loss is the mean over its L ranks. This mean is right for the
-# parameters that they share. A rank's own shard needs the gradient of its own training loss, which is L times as large.
-# So between g and f, gradients in backward are L times as large.
+# If ranks have their own streams, these lie one after another along the batch, and a process's training loss is the
+# mean over its L ranks. This mean is right for the parameters that they share. A rank's own shard needs the gradient
+# of its own training loss. So between g and f, gradients in backward are L times as large.
 
 
-class SharedColumn(Function):
-    """Compute f and the product after it as one dense product, because all ranks have the same input."""
+class Column(Function):
+    """Compute f and the product after it: as one dense product if all ranks share a stream, else rank by rank."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight_DO: Tensor,
-        bias_O: Tensor | None,
-        widths: tuple[int, ...],
-        collective: LossyCollective,
-        site: Site,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight_DO)
-        ctx.widths, ctx.collective, ctx.site, ctx.positions = widths, collective, site, collective.network.positions
-        x_TD = x.reshape(-1, x.shape[-1])
-        y_TO = x_TD @ weight_DO if bias_O is None else torch.addmm(bias_O, x_TD, weight_DO)
-        return y_TO.view(*x.shape[:-1], -1)
+    def forward(ctx: Any, x: Tensor, weight_DO: Tensor, bias_O: Tensor | None, widths: Widths, *where: Any) -> Tensor:
+        ctx.widths, ctx.shape, (ctx.collective, ctx.site) = widths, x.shape, where
+        ctx.positions = ctx.collective.network.positions
+        if ctx.collective.comm.one_stream:
+            inputs = x.reshape(-1, x.shape[-1])
+            y_TO = inputs @ weight_DO if bias_O is None else torch.addmm(bias_O, inputs, weight_DO)
+            y = y_TO.view(*x.shape[:-1], -1)
+        else:
+            inputs = streams_of(x, ctx.collective, ctx.site._replace(direction="forward"))
+            y_LTO = rank_by_rank(inputs, _to_ranks(weight_DO, widths))
+            if bias_O is not None:
+                y_LTO += _to_ranks(bias_O.unsqueeze(0), widths)
+            y = _lay_out(y_LTO, ctx.collective, x.shape[:-1], widths)
+        ctx.save_for_backward(inputs, weight_DO)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_DO = ctx.saved_tensors
-        dy_TO = gradients[0].reshape(-1, weight_DO.shape[1])
+        inputs, weight_DO = ctx.saved_tensors
+        collective, one_stream = ctx.collective, ctx.collective.comm.one_stream
+        dy_TO = gradients[0].reshape(-1, gradients[0].shape[-1])
         dx = dweight = dbias = None
-        if ctx.needs_input_grad[0]:
-            dy_LTO, weight_LDO = (_to_ranks(each, ctx.widths) for each in (dy_TO, weight_DO))
-            parts_LTD = rank_by_rank(dy_LTO, weight_LDO.transpose(1, 2))
-            with ctx.collective.network.at(ctx.positions):
-                # travels while the weight's gradient is computed
-                total = ctx.collective.begin_sum_(parts_LTD, ctx.site)
-        if ctx.needs_input_grad[1]:
-            dweight = x.reshape(-1, len(weight_DO)).t() @ dy_TO
-        if ctx.needs_input_grad[2]:
-            dbias = dy_TO.sum(0)
-        if ctx.needs_input_grad[0]:
-            dx = total.wait().view(x.shape)
-        return dx, dweight, dbias, None, None, None
-
-
-class SharedRow(Function):
-    """Compute the product and g after it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_LKD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
-        x_LTK = x.reshape(-1, *weight_LKD.shape[:2]).transpose(0, 1)
-        total = collective.begin_sum_(rank_by_rank(x_LTK, weight_LKD), site)
-        ctx.save_for_backward(x, weight_LKD)
-        ctx.collective, ctx.lost = collective, (total.hops, total.missing)
-        return total.wait().view(*x.shape[:-1], -1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_LKD = ctx.saved_tensors
-        dy_TD = gradients[0].reshape(-1, weight_LKD.shape[-1])
-        if ctx.collective.comm.exact_adjoint:
-            dy_LTD = dy_TD.expand(len(weight_LKD), *dy_TD.shape).clone(memory_format=torch.contiguous_format)
-            ctx.collective.adjoint_(dy_LTD, *ctx.lost)
-            x_LTK = x.reshape(-1, *weight_LKD.shape[:2]).transpose(0, 1)
-            dx_LTK = rank_by_rank(dy_LTD, weight_LKD.transpose(1, 2))
-            return dx_LTK.transpose(0, 1).reshape(x.shape), rank_by_rank(x_LTK.transpose(1, 2), dy_LTD), None, None
-        weight_ID = weight_LKD.view(-1, weight_LKD.shape[-1])
-        dx = dweight = None
-        if ctx.needs_input_grad[0]:
-            dx = (dy_TD @ weight_ID.t()).view(x.shape)
-        if ctx.needs_input_grad[1]:
-            dweight = (x.reshape(-1, len(weight_ID)).t() @ dy_TD).view(weight_LKD.shape)
-        return dx, dweight, None, None
-
-
-class OwnColumn(Function):
-    """Compute f and the product after it, each rank on its own input."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight_DO: Tensor,
-        bias_O: Tensor | None,
-        widths: tuple[int, ...],
-        collective: LossyCollective,
-        site: Site,
-    ) -> Tensor:
-        x_LTD = streams_of(x, collective, site._replace(direction="forward"))
-        ctx.save_for_backward(x_LTD, weight_DO)
-        ctx.widths, ctx.collective, ctx.site, ctx.shape = widths, collective, site, x.shape
-        ctx.positions = collective.network.positions
-        y_LTO = rank_by_rank(x_LTD, _to_ranks(weight_DO, widths))
-        if bias_O is not None:
-            y_LTO += _to_ranks(bias_O.unsqueeze(0), widths)
-        return _lay_out(y_LTO, collective, x.shape[:-1], widths)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x_LTD, weight_DO = ctx.saved_tensors
-        dy_LTO = _take_up(gradients[0], ctx.collective, ctx.widths)
-        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0] or not one_stream:
+            dy_LTO = _take_up(gradients[0], collective, ctx.widths)
         if ctx.needs_input_grad[0]:
             parts_LTD = rank_by_rank(dy_LTO, _to_ranks(weight_DO, ctx.widths).transpose(1, 2))
-            with ctx.collective.network.at(ctx.positions):
-                total = ctx.collective.begin_sum_(parts_LTD, ctx.site, unit=unit_of(ctx.collective, len(weight_DO)))
-        if ctx.needs_input_grad[1]:
-            dweight = _from_ranks(rank_by_rank(x_LTD.transpose(1, 2), dy_LTO), ctx.widths)
+            with collective.network.at(ctx.positions):  # the sum travels while the weight's gradient is computed
+                total = collective.begin_sum_(parts_LTD, ctx.site, unit_of(collective, len(weight_DO)))
+        if ctx.needs_input_grad[1] and one_stream:
+            dweight = inputs.t() @ dy_TO
+        elif ctx.needs_input_grad[1]:
+            dweight = _from_ranks(rank_by_rank(inputs.transpose(1, 2), dy_LTO), ctx.widths)
         if ctx.needs_input_grad[2]:
-            dbias = _from_ranks(dy_LTO.sum(1, keepdim=True), ctx.widths).view(-1)
+            dbias = dy_TO.sum(0) if one_stream else _from_ranks(dy_LTO.sum(1, keepdim=True), ctx.widths).view(-1)
         if ctx.needs_input_grad[0]:
-            with ctx.collective.network.at(ctx.positions):  # sums may lose packets on their way back, too
+            with collective.network.at(ctx.positions):  # sums may lose packets on their way back, too
                 dx = total.wait().view(ctx.shape)
-            if ctx.collective.comm.own_streams:
+            if collective.comm.own_streams:
                 dx /= len(dy_LTO)
         return dx, dweight, dbias, None, None, None
 
 
-class OwnRow(Function):
-    """Compute the product and g after it. Each rank gets its own result, or a shard of the one result."""
+class Row(Function):
+    """Compute the product and g after it. Each rank gets the one result, its own result, or a shard of the result."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_LKD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
         ctx.save_for_backward(x, weight_LKD)
         ctx.collective, ctx.site, ctx.positions = collective, site, collective.network.positions
         parts_LTD = rank_by_rank(_take_up(x, collective, (weight_LKD.shape[1],)), weight_LKD)
-        unit = unit_of(collective, weight_LKD.shape[-1])
-        return collective.sum_(parts_LTD, site, unit).view(*x.shape[:-1], -1)
+        total = collective.begin_sum_(parts_LTD, site, unit_of(collective, weight_LKD.shape[-1]))
+        ctx.lost = total.hops, total.missing
+        return total.wait().view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_LKD = ctx.saved_tensors
-        ranks_here, inputs = weight_LKD.shape[:2]
-        with ctx.collective.network.at(ctx.positions):
-            dy_LTD = streams_of(gradients[0], ctx.collective, ctx.site._replace(direction="backward"))
-        if ctx.collective.comm.own_streams:
-            dy_LTD = ranks_here * dy_LTD
+        collective, comm, widths = ctx.collective, ctx.collective.comm, (weight_LKD.shape[1],)
         dx = dweight = None
+        if comm.one_stream and not comm.exact_adjoint:
+            dy_TD = gradients[0].reshape(-1, weight_LKD.shape[-1])
+            weight_ID = weight_LKD.view(-1, weight_LKD.shape[-1])
+            if ctx.needs_input_grad[0]:
+                dx = (dy_TD @ weight_ID.t()).view(x.shape)
+            if ctx.needs_input_grad[1]:
+                dweight = (x.reshape(-1, len(weight_ID)).t() @ dy_TD).view(weight_LKD.shape)
+            return dx, dweight, None, None
+        dy_LTD = gradient_of_sum(gradients[0], collective, ctx.site, ctx.positions, ctx.lost)
         if ctx.needs_input_grad[0]:
             dx_LTK = rank_by_rank(dy_LTD, weight_LKD.transpose(1, 2))
-            dx = _lay_out(dx_LTK, ctx.collective, x.shape[:-1], (inputs,))
+            dx = _lay_out(dx_LTK, collective, x.shape[:-1], widths)
         if ctx.needs_input_grad[1]:
-            x_LTK = _take_up(x, ctx.collective, (inputs,))
-            dweight = rank_by_rank(x_LTK.transpose(1, 2), dy_LTD)
+            dweight = rank_by_rank(_take_up(x, collective, widths).transpose(1, 2), dy_LTD)
         return dx, dweight, None, None
 
 
@@ -204,7 +138,7 @@ def rank_by_rank(a_LTK: Tensor, b_LKD: Tensor) -> Tensor:
     return torch.bmm(a_LTK, b_LKD) if len(a_LTK) > 1 else torch.mm(a_LTK[0], b_LKD[0]).unsqueeze(0)
 
 
-def _to_ranks(y_TO: Tensor, widths: tuple[int, ...]) -> Tensor:
+def _to_ranks(y_TO: Tensor, widths: Widths) -> Tensor:
     """Reorder columns in the dense order, (T, O), to (L, T, O): each rank's columns of all projections together."""
     if len(set(widths)) == 1:  # one copy, no concatenation
         y_TPLF = y_TO.view(len(y_TO), len(widths), -1, widths[0])
@@ -214,7 +148,7 @@ def _to_ranks(y_TO: Tensor, widths: tuple[int, ...]) -> Tensor:
     return torch.cat([piece.unflatten(1, (ranks_here, -1)).transpose(0, 1) for piece in pieces], 2)
 
 
-def _from_ranks(y_LTO: Tensor, widths: tuple[int, ...]) -> Tensor:
+def _from_ranks(y_LTO: Tensor, widths: Widths) -> Tensor:
     """Reverse `_to_ranks`: return (T, O)."""
     if len(set(widths)) == 1:
         y_LTPF = y_LTO.unflatten(2, (len(widths), -1))
@@ -222,33 +156,20 @@ def _from_ranks(y_LTO: Tensor, widths: tuple[int, ...]) -> Tensor:
     return torch.cat([piece.transpose(0, 1).flatten(1) for piece in y_LTO.split(widths, 2)], 1)
 
 
-def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, widths: tuple[int, ...]) -> Tensor:
-    """Lay a layer's outputs out as attention and activations expect them, with leading axes `shape`.
-
-    If ranks have their own streams, the ranks lie one after another along the batch. Otherwise all local ranks' heads
-    or units lie side by side, in the dense order.
-    """
-    if collective.comm.own_streams:
-        return y_LTO.view(*shape, -1)
-    return _from_ranks(y_LTO, widths).view(*shape, -1)
+def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, widths: Widths) -> Tensor:
+    """Lay out outputs, (*shape, O): rank after rank if ranks have their own streams, else in the dense order."""
+    return (y_LTO if collective.comm.own_streams else _from_ranks(y_LTO, widths)).view(*shape, -1)
 
 
-def _take_up(y: Tensor, collective: LossyCollective, widths: tuple[int, ...]) -> Tensor:
+def _take_up(y: Tensor, collective: LossyCollective, widths: Widths) -> Tensor:
     """Reverse `_lay_out`: return (L, T, O)."""
     if collective.comm.own_streams:
         return y.reshape(len(collective.group.local), -1, y.shape[-1])
     return _to_ranks(y.reshape(-1, y.shape[-1]), widths)
 
 
-# Keep lossy layers out of the graphs that PyTorch's compilers make.
-#
-# A layer draws losses and counts packets at every call. A graph would record one call's losses and repeat them.
-
-
 def outside_graphs(method: Callable) -> Callable:
-    """Return `method`, changed so that `torch.compile` breaks its graph there, and compiles only the code around it.
-
-    Outside a compiler the method runs as it is.
+    """Return `method`, changed so that `torch.compile` breaks its graph there: a graph would repeat one call's losses.
 
     Raises:
         ValueError: within `torch.export` or `torch.jit.trace`, whose graphs cannot be broken.
@@ -257,19 +178,15 @@ def outside_graphs(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            if torch.compiler.is_exporting():
-                raise ValueError(_refusal("torch.export"))
-            return called_from_graph(*args, **kwargs)
-        if torch._C._get_tracing_state() is not None:
-            raise ValueError(_refusal("torch.jit.trace"))
-        return method(*args, **kwargs)
+        compiling, tracing = torch.compiler.is_compiling(), torch._C._get_tracing_state() is not None
+        if tracing or (compiling and torch.compiler.is_exporting()):
+            raise ValueError(
+                f"{'torch.export' if compiling else 'torch.jit.trace'} would repeat one call's packet losses: use "
+                "torch.compile, or gather(model) first"
+            )
+        return (called_from_graph if compiling else method)(*args, **kwargs)
 
     return run
-
-
-def _refusal(compiler: str) -> str:
-    return f"{compiler} would repeat one call's packet losses: use torch.compile, or gather(model) first"
 
 
 class ColumnParallelLinear(nn.Module):
@@ -320,13 +237,10 @@ class ColumnParallelLinear(nn.Module):
 
         def shard(dense: Tensor) -> nn.Parameter:
             pieces = [
-                piece.unflatten(-1, (group.size // each, -1))[..., [rank // each for rank in group.local], :].flatten(
-                    -2
-                )
+                piece.unflatten(-1, (group.size // each, -1))[..., [rank // each for rank in group.local], :]
                 for piece, each in zip(dense.detach().split(widths, -1), self.copies, strict=True)
             ]
-            part = torch.cat(pieces, -1)
-            return nn.Parameter(part, dense.requires_grad)
+            return nn.Parameter(torch.cat([piece.flatten(-2) for piece in pieces], -1), dense.requires_grad)
 
         self.weight = shard(dense_weight)
         self.bias = None if dense_bias is None else shard(dense_bias)
@@ -336,7 +250,6 @@ class ColumnParallelLinear(nn.Module):
 
     @property
     def has_copies(self) -> bool:
-        """Return whether neighbouring ranks hold copies of some columns."""
         return max(self.copies) > 1
 
     def copies_of_columns(self) -> Tensor:
@@ -353,16 +266,16 @@ class ColumnParallelLinear(nn.Module):
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
-        given: tuple[Tensor | None, ...] = (self.weight, self.bias)
+        weight: Any = self.weight
+        bias: Any = self.bias
         if self.has_copies:
-            given = tuple(
+            weight, bias = (
                 each if each is None else sum_over_copies(each, self.widths, self.copies, self.collective.group)
-                for each in given
+                for each in (weight, bias)
             )
-        x, weight, bias = cast_for_autocast(x, *given)
+        x, weight, bias = cast_for_autocast(x, weight, bias)
         with torch.autocast(x.device.type, enabled=False):
-            function = SharedColumn if self.collective.comm.one_stream else OwnColumn
-            y = function.apply(x, weight, bias, self.widths, self.collective, self.site)
+            y = Column.apply(x, weight, bias, self.widths, self.collective, self.site)
             return gather_columns(y, self.widths, self.collective) if self.gather_output else y
 
     def dense(self) -> tuple[Tensor, Tensor | None]:
@@ -436,11 +349,9 @@ class RowParallelLinear(nn.Module):
         in_features: number of inputs of the dense layer, R * K.
         out_features: number of outputs, D.
         bias: whether the layer has a bias.
-        dense: weight (R * K, D) and bias (D,) of the dense layer. If left out, they are drawn as `nn.Linear` draws
-            them; torch's generator must then be in the same state on every process.
-        collective: how the ranks all-reduce.
-        layer: number of the transformer layer, for the counters.
-        module: "attention" or "mlp", for the counters.
+        dense: weight (R * K, D) and bias (D,) of the dense layer. If left out, they are drawn as those of
+            `ColumnParallelLinear`.
+        collective, layer, module: as those of `ColumnParallelLinear`.
         own_bias: whether each rank has its own copy of the bias, (L, D), which may drift from the others.
         split_input: whether every rank holds the inputs of all ranks, (..., R * K). Backward then gathers reliably.
     """
@@ -481,8 +392,7 @@ class RowParallelLinear(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             if self.split_input:
                 x = split_columns(x, (weight.shape[1],), self.collective)
-            function = SharedRow if self.collective.comm.one_stream else OwnRow
-            y = function.apply(x, weight, self.collective, self.site)
+            y = Row.apply(x, weight, self.collective, self.site)
             if bias is None:
                 return y
             if not self.per_rank:
@@ -514,9 +424,6 @@ def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
         dtype = torch.get_autocast_dtype(device)
         return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
     return tensors
-
-
-# Define the blocks of a tensor-parallel model, and the replicated modules between their sharded layers.
 
 
 SHARDED = (ColumnParallelLinear, RowParallelLinear)

@@ -22,6 +22,7 @@ from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 
 Map = Callable[[Tensor], Tensor]
+Widths = tuple[int, ...]  # outputs of one rank, by projection
 
 
 class _WithBackward(Function):
@@ -42,6 +43,11 @@ def with_backward(x: Tensor, forward: Map, backward: Map) -> Tensor:
     return y
 
 
+def same(x: Tensor) -> Tensor:
+    """Return `x`, as a tensor of its own for autograd."""
+    return x.view_as(x)
+
+
 def all_reduce(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
     """Return the sum of all ranks' parts that the network delivers, for each rank in this process: (L, T, D)."""
     total = collective.sum_(parts_LTD.clone(memory_format=torch.contiguous_format), site)
@@ -53,7 +59,7 @@ def copy_to_tensor_parallel_region(x_LTD: Tensor, collective: LossyCollective, s
 
     The training loss is the sum of the ranks' training losses.
     """
-    return with_backward(x_LTD, lambda x: x.view_as(x), lambda dx: all_reduce(dx, collective, site))
+    return with_backward(x_LTD, same, lambda dx: all_reduce(dx, collective, site))
 
 
 def reduce_from_tensor_parallel_region(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
@@ -83,7 +89,7 @@ def g_of_layers(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> T
     Returns:
         The sum (T, D), or each local rank's result (L * T, D) if ranks have their own streams.
     """
-    comm, width, lost, positions = collective.comm, parts_LTD.shape[-1], [], collective.network.positions
+    width, lost, positions = parts_LTD.shape[-1], [], collective.network.positions
 
     def forward(parts_LTD: Tensor) -> Tensor:
         parts = parts_LTD.clone(memory_format=torch.contiguous_format)
@@ -91,15 +97,17 @@ def g_of_layers(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> T
         lost.append((total.hops, total.missing))
         return total.wait().view(-1, width)
 
-    def backward(dy: Tensor) -> Tensor:
-        with collective.network.at(positions):
-            dy_LTD = streams_of(dy, collective, site._replace(direction="backward"))
-        if comm.exact_adjoint:
-            dy_LTD = dy_LTD.clone(memory_format=torch.contiguous_format)
-            collective.adjoint_(dy_LTD, *lost[0])
-        return len(dy_LTD) * dy_LTD if comm.own_streams else dy_LTD
+    return with_backward(parts_LTD, forward, lambda dy: gradient_of_sum(dy, collective, site, positions, lost[0]))
 
-    return with_backward(parts_LTD, forward, backward)
+
+def gradient_of_sum(dy: Tensor, collective: LossyCollective, site: Site, positions: Any, lost: tuple) -> Tensor:
+    """Return the gradient of each local rank's part, (L, T, D), given that of the sum and what the sum lost."""
+    with collective.network.at(positions):
+        dy_LTD = streams_of(dy, collective, site._replace(direction="backward"))
+    if collective.comm.exact_adjoint:
+        dy_LTD = dy_LTD.clone(memory_format=torch.contiguous_format)
+        collective.adjoint_(dy_LTD, *lost)
+    return len(dy_LTD) * dy_LTD if collective.comm.own_streams else dy_LTD
 
 
 def streams_of(x: Tensor, collective: LossyCollective, site: Site) -> Tensor:
@@ -119,30 +127,21 @@ def unit_of(collective: LossyCollective, width: int) -> int:
 
 def own_gradient(parameter: Tensor, ranks_here: int) -> Tensor:
     """Return `parameter`. Its gradient becomes that of its own rank's loss, not of the local ranks' mean loss."""
-    if ranks_here == 1:
-        return parameter
-    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), lambda d: d * ranks_here)
+    return parameter if ranks_here == 1 else with_backward(parameter, same, lambda d: d * ranks_here)
 
 
 # Gather the shards of weights and activations from all processes, without losses.
 #
-# Some models need all outputs of a sharded layer on every rank, for instance to normalise all queries together. Each
-# rank then does the same computation on whole activations.
+# If ranks have their own streams, a rank's columns are in its own rows, and all rows are equal after a gather.
+# Gradients are L times as large where layers are sharded (`lossytp.parallel.layers`), but not where each rank computes
+# on whole activations.
 #
-# If ranks have their own streams, a rank's columns are in its own rows, and all rows are equal after a gather. The
-# training loss is then the mean over the L local ranks. Gradients are L times as large where layers are sharded (as in
-# the functions above), but not where each rank computes on whole activations.
-#
-# Shapes:
-# - B is the first of any leading axes.
-# - There are R ranks, L of them in this process.
-# - O counts the columns of this process, by projection, then by rank. `widths` lists one rank's outputs of each
-#   projection.
+# Shapes: B the first of any leading axes, O the columns of this process, by projection, then by rank.
 
 
-def all_columns(shard: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
+def all_columns(shard: Tensor, widths: Widths, group: RankGroup) -> Tensor:
     """Return the columns of all processes in the dense order, given those of this one, (..., O)."""
-    if group.process_group is None or group.processes == 1:
+    if group.processes == 1:
         return shard
     shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.processes)]
     dist.all_gather(shards, shard.contiguous(), group=group.plain_group)  # a lossy group would lose some of it
@@ -151,14 +150,14 @@ def all_columns(shard: Tensor, widths: tuple[int, ...], group: RankGroup) -> Ten
     return torch.cat([piece for pieces in projections for piece in pieces], -1)
 
 
-def own_columns(whole: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
+def own_columns(whole: Tensor, widths: Widths, group: RankGroup) -> Tensor:
     """Reverse `all_columns`."""
     here = slice(group.local.start, group.local.stop)
     pieces = whole.split([group.size * width for width in widths], -1)
     return torch.cat([piece.unflatten(-1, (group.size, -1))[..., here, :].flatten(-2) for piece in pieces], -1)
 
 
-def _whole(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+def _whole(y: Tensor, widths: Widths, collective: LossyCollective) -> Tensor:
     """Return all columns, given this process's, (B, ..., O), or each stream's, (L * B, ..., sum of `widths`)."""
     group = collective.group
     if not collective.comm.own_streams:
@@ -169,7 +168,7 @@ def _whole(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> T
     return whole.expand(len(group.local), *whole.shape).flatten(0, 1)
 
 
-def _part(whole: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+def _part(whole: Tensor, widths: Widths, collective: LossyCollective) -> Tensor:
     """Reverse `_whole`: each stream keeps its own rank's columns."""
     group = collective.group
     if not collective.comm.own_streams:
@@ -181,22 +180,16 @@ def _part(whole: Tensor, widths: tuple[int, ...], collective: LossyCollective) -
     )
 
 
-def _streams(collective: LossyCollective) -> int:
-    return len(collective.group.local) if collective.comm.own_streams else 1
-
-
-def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+def gather_columns(y: Tensor, widths: Widths, collective: LossyCollective) -> Tensor:
     """Return the columns of all ranks. Backward keeps each rank's own, since all hold the same gradient."""
-    return with_backward(
-        y, lambda y: _whole(y, widths, collective), lambda dy: _streams(collective) * _part(dy, widths, collective)
-    )
+    streams = len(collective.group.local) if collective.comm.own_streams else 1
+    return with_backward(y, lambda y: _whole(y, widths, collective), lambda dy: streams * _part(dy, widths, collective))
 
 
-def split_columns(x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+def split_columns(x: Tensor, widths: Widths, collective: LossyCollective) -> Tensor:
     """Return the columns of this process's ranks. Backward gathers the gradients of all ranks."""
-    return with_backward(
-        x, lambda x: _part(x, widths, collective), lambda dx: _whole(dx, widths, collective) / _streams(collective)
-    )
+    streams = len(collective.group.local) if collective.comm.own_streams else 1
+    return with_backward(x, lambda x: _part(x, widths, collective), lambda dx: _whole(dx, widths, collective) / streams)
 
 
 def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
@@ -207,10 +200,10 @@ def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
         group.begin_sum_(total)()
         return total
 
-    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), total)
+    return with_backward(parameter, same, total)
 
 
-def sum_over_copies(columns: Tensor, widths: tuple[int, ...], copies: tuple[int, ...], group: RankGroup) -> Tensor:
+def sum_over_copies(columns: Tensor, widths: Widths, copies: tuple[int, ...], group: RankGroup) -> Tensor:
     """Return `columns` (..., O). Backward sums the gradients of columns that neighbouring ranks hold copies of.
 
     Each copy sees only its own rank's queries. The sum is reliable, so copies stay equal.
@@ -225,4 +218,4 @@ def sum_over_copies(columns: Tensor, widths: tuple[int, ...], copies: tuple[int,
                 pieces[number] = sums[[rank // each for rank in group.local]].movedim(0, -2).flatten(-2)
         return torch.cat(pieces, -1)
 
-    return with_backward(columns, lambda columns: columns.view_as(columns), total)
+    return with_backward(columns, same, total)

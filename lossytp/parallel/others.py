@@ -30,37 +30,31 @@ def parallelize_dtensor(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedM
     """
     ranks = mesh.size()
 
-    def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    def sharded(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Linear:
+        whole = weight.detach().t(), bias
+        weight, bias = whole if split.row else _by_rank(split, weight, bias, ranks)
         assert bias is not None
-        weight_DPRF = weight.detach().view(len(weight), split.projections, ranks, -1)
-        bias_PRF = bias.detach().view(split.projections, ranks, -1)
-        return _linear(weight_DPRF.permute(2, 1, 3, 0).flatten(0, 2), bias_PRF.transpose(0, 1).flatten())
+        with torch.device("meta"):  # on "meta" the constructor draws no weights, so torch's generator does not advance
+            linear = nn.Linear(weight.shape[-1], bias.numel())
+        linear.weight = nn.Parameter(weight.flatten(0, -2).clone(memory_format=torch.contiguous_format))
+        linear.bias = nn.Parameter(bias.detach().flatten().clone())
+        return linear
 
-    def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Linear:
-        assert bias is not None
-        return _linear(weight.detach().t(), bias.detach())
-
-    parallel = with_layers(model, gpt2_splits(model, ranks, "dtensor"), column, row, shards=ranks)
+    parallel = with_layers(model, gpt2_splits(model, ranks, "dtensor"), sharded, shards=ranks)
     for block in blocks_of(parallel):
         parallelize_module(block, mesh, {name: style() for name, style in PLAN.items()})
     return parallel
 
 
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    with torch.device("meta"):  # on "meta" the constructor draws no weights, so torch's generator does not advance
-        linear = nn.Linear(weight.shape[1], weight.shape[0])
-    linear.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
-    linear.bias = nn.Parameter(bias.clone())
-    return linear
-
-
-# GPT-2 with Megatron-core's tensor-parallel layers, for comparison, over the backend `lossy`.
-#
-# Megatron-core is an optional extra: `pip install megatron-core`.
+def _by_rank(split: LayerSplit, weight: Tensor, bias: Tensor | None, ranks: int) -> tuple[Tensor, Tensor]:
+    """Return each rank's columns, (R, P, F, D), and their bias, (R, P, F)."""
+    assert bias is not None
+    weight_DPRF = weight.detach().view(len(weight), split.projections, ranks, -1)
+    return weight_DPRF.permute(2, 1, 3, 0), bias.detach().view(split.projections, ranks, -1).transpose(0, 1)
 
 
 def megatron_is_installed() -> bool:
-    """Return whether `parallelize_megatron` finds Megatron-core."""
+    """Return whether `parallelize_megatron` finds Megatron-core, an optional extra: `pip install megatron-core`."""
     return importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None
 
 
@@ -110,23 +104,18 @@ def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) ->
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[0]
 
-    def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    def sharded(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        linear: Any
+        if split.row:
+            linear = Row(*weight.shape, input_is_parallel=True, **common)
+            weight = weight.detach().chunk(ranks)[rank].t()
+        else:
+            linear = Column(*weight.shape, gather_output=False, **common)
+            weight, bias = (each[rank] for each in _by_rank(split, weight, bias, ranks))
         assert bias is not None
-        weight_DPRF = weight.detach().view(len(weight), split.projections, ranks, -1)
-        bias_PRF = bias.detach().view(split.projections, ranks, -1)
-        linear = Column(*weight.shape, gather_output=False, **common)
-        return _filled(linear, weight_DPRF[:, :, rank].flatten(1).t(), bias_PRF[:, rank].flatten())
+        with torch.no_grad():
+            linear.weight.copy_(weight.flatten(0, -2))
+            linear.bias.copy_(bias.flatten())
+        return linear
 
-    def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        assert bias is not None
-        linear = Row(*weight.shape, input_is_parallel=True, **common)
-        return _filled(linear, weight.detach().chunk(ranks)[rank].t(), bias.detach())
-
-    return with_layers(model, splits, column, row, shards=ranks)
-
-
-def _filled(linear: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
-    with torch.no_grad():
-        linear.weight.copy_(weight)  # type: ignore[operator]
-        linear.bias.copy_(bias)  # type: ignore[operator]
-    return linear
+    return with_layers(model, splits, sharded, shards=ranks)

@@ -1,11 +1,9 @@
 """Diverging replicas: every rank computes on its own residual stream, from the embeddings to the logits.
 
-If results lose packets too, the activations of the ranks differ. The streams of the L ranks in this process lie along
-the batch, rank-major, (L * B, T, D). The inputs are repeated at the start and the logits are split at the end, so the
-model's own code runs in between. The training loss is the mean over the ranks.
-
-All ranks of a process share the replicated parameters (embeddings, norms, biases after a sum, the head), so their
-copies stay equal. If copies may drift, each rank has its own, stacked on a leading axis.
+The streams of the L ranks in this process lie along the batch, rank-major, (L * B, T, D). The inputs are repeated at
+the start and the logits are split at the end, so the model's own code runs in between. The training loss is the mean
+over the ranks. All ranks of a process share the replicated parameters (embeddings, norms, biases after a sum, the
+head). If copies may drift, each rank has its own, stacked on a leading axis.
 """
 
 import copy
@@ -46,7 +44,9 @@ def _on_own_streams(forward: Callable) -> Callable:
         flat = tokens if ids is None else ids.flatten(0, -2)  # rows of options, if there are several
         rows, length = flat.shape[:2]
         past, positions = inputs.get("past_key_values"), inputs.get("position_ids")
-        _check_cache(past, ranks_here * len(tokens))
+        if past is not None and past.get_seq_length() and len(past.layers[0].keys) != ranks_here * len(tokens):
+            # which would reorder the rows of a cache as if they were those of one batch
+            raise ValueError("beam search does not work if ranks have their own streams: sample, or search greedily")
         if positions is None and isinstance(getattr(self.base_model, "wpe", None), PerRank):
             first = past.get_seq_length() if past is not None else 0
             positions = torch.arange(first, first + length, device=tokens.device).unsqueeze(0)
@@ -107,13 +107,9 @@ class PerRank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         parameters = {name: own_gradient(getattr(self, name), self.ranks_here) for name in self.per_rank}
-        pieces = x.chunk(self.ranks_here)
-        return torch.cat(
-            [
-                functional_call(self.template[0], {name: each[rank] for name, each in parameters.items()}, (piece,))
-                for rank, piece in enumerate(pieces)
-            ]
-        )
+        of_ranks = [{name: each[rank] for name, each in parameters.items()} for rank in range(self.ranks_here)]
+        pieces = zip(of_ranks, x.chunk(self.ranks_here), strict=True)
+        return torch.cat([functional_call(self.template[0], own, (piece,)) for own, piece in pieces])
 
     def first(self) -> nn.Module:
         """Return a module with the first rank's current parameters, their dtype and `requires_grad`."""
@@ -136,18 +132,12 @@ def give_own_streams_(model: PreTrainedModel, group: RankGroup, *, own_copies: b
         for name, child in list(module.named_children()):
             if type(child) is nn.Dropout and name != "attn_dropout":
                 setattr(module, name, SharedDropout(child.p, ranks_here).train(child.training))
-            elif own_copies and _is_replicated(child):
+            elif own_copies and not hasattr(child, "sharded_over_ranks") and list(child.parameters(recurse=False)):
                 setattr(module, name, PerRank(child, ranks_here).train(child.training))
     head: Any = model.get_output_embeddings()
     if own_copies and head is not None and model.config.tie_word_embeddings:
         embeddings: Any = model.get_input_embeddings()
         head.weight = embeddings.weight
-
-
-def _is_replicated(module: nn.Module) -> bool:
-    """Return whether the module itself, not one within it, has parameters that every rank holds whole."""
-    sharded = getattr(module, "sharded_over_ranks", ())
-    return not sharded and any(True for _ in module.parameters(recurse=False))
 
 
 def shared_again(model: nn.Module) -> dict[int, Any]:
@@ -199,12 +189,6 @@ def stream_distance(model: nn.Module) -> Iterator[Callable[[], list[float]]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _check_cache(past: Any, rows: int) -> None:
-    """Refuse beam search, which would reorder the rows of a cache as if they were those of one batch."""
-    if past is not None and past.get_seq_length() and len(past.layers[0].keys) != rows:
-        raise ValueError("beam search does not work if ranks have their own streams: sample, or search greedily")
 
 
 def first_ranks(logits: Tensor, group: RankGroup) -> Tensor:

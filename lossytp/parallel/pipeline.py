@@ -29,17 +29,12 @@ LANGUAGE_MODELS, CLASSIFIERS = ("LMHeadModel", "ForCausalLM"), "ForSequenceClass
 class Stage(nn.Module):
     """One stage: its blocks, with the embeddings if it is the first, and the last norm and the head if it is the last.
 
-    The model's own code runs on every stage. Its list of blocks reaches to the stage's last block, so that each block
-    keeps its number, and its parameters keep their names. Stand-ins replace the blocks of earlier stages, and what
-    comes before all blocks: they return the hidden states that this stage has received. Another stand-in follows the
-    stage's last block and keeps the hidden states for the next stage. A head that is tied to the embeddings has its own
-    copy, so its gradient and the embeddings' must be added up.
+    The model's own code runs on every stage, and each block keeps its number and its parameters' names. Stand-ins
+    replace what comes before the stage's blocks, and return the hidden states that the stage has received. Another one
+    follows the stage's last block and keeps the hidden states for the next stage. A head that is tied to the embeddings
+    has its own copy, so its gradient and the embeddings' must be added up.
 
-    Args:
-        model: the whole decoder; the stage takes over its blocks, and copies what else it needs.
-        index: number of the stage.
-        num_stages: number of stages.
-        exact_adjoint: whether no gradient goes back for elements that did not arrive.
+    It is number `index` of `num_stages`. The model and `exact_adjoint` are those of `Pipeline`.
 
     Attributes:
         is_language_model: whether it predicts tokens; else it classifies texts.
@@ -118,8 +113,6 @@ class Stage(nn.Module):
 
 
 class _Received(nn.Module):
-    """Stand in for what comes before the stage's blocks: return what the stage before has sent."""
-
     hidden: Tensor
 
     def forward(self, *_: Any, **__: Any) -> Tensor:
@@ -127,8 +120,6 @@ class _Received(nn.Module):
 
 
 class _HandedOn(nn.Module):
-    """Stand in for the next stage's first block: keep what the next stage receives."""
-
     hidden: Tensor | None = None
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -212,7 +203,8 @@ class Pipeline:
         results = {"target": batch["labels"], "losses": losses} if self.is_last else {}
         if self.stage.is_language_model:
             self._counted = (batch["labels"][:, 1:] != IGNORED).sum() / microbatches
-        schedule.step(*self._first(batch), **self._rest(batch), **results)
+        first, rest = self._inputs(batch)
+        schedule.step(*first, **rest, **results)
         self._sum_tied_gradients()
         return torch.stack(losses).detach().mean() if self.is_last else None
 
@@ -220,12 +212,8 @@ class Pipeline:
     def logits(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Return logits, (B, C) or (B, T, V), on the last stage, None on the others."""
         schedule = self._schedule_for(batch, "eval", ScheduleGPipe, 1)
-        return schedule.eval(*self._first(batch), **self._rest(batch))
-
-    def loss(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Return the mean training loss over `batch`, without gradients, on the last stage, None on the others."""
-        logits = self.logits(batch)
-        return None if logits is None else self._loss(logits, batch["labels"])
+        first, rest = self._inputs(batch)
+        return schedule.eval(*first, **rest)
 
     def _loss(self, output: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:
         """Return the mean loss over examples; over predicted tokens, or their sum divided by `counted`."""
@@ -243,12 +231,11 @@ class Pipeline:
             gradient = torch.zeros(self.stage.tied_shape, dtype=self.stage.dtype, device=self.device)
         RankGroup(self.num_stages, process_group=self.process_group).begin_sum_(gradient)()
 
-    def _first(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        return (batch["input_ids"],) if self.index == 0 else ()
-
-    def _rest(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _inputs(self, batch: dict[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Return the positional and named inputs of this stage."""
         names = ("attention_mask",) if self.index == 0 else ("attention_mask", "input_ids")
-        return {name: batch[name] for name in names if name in batch}
+        first = (batch["input_ids"],) if self.index == 0 else ()
+        return first, {name: batch[name] for name in names if name in batch}
 
     def _schedule_for(self, batch: dict[str, Tensor], use: str, kind: Any, microbatches: int) -> Any:
         """Return the schedule for batches of this shape, which stages get in advance so that no shape is sent."""

@@ -28,20 +28,15 @@ from transformers.pytorch_utils import Conv1D
 from lossytp.network.checks import check_is, shown
 from lossytp.parallel.group import check_divides
 
-# Models whose weights are drawn when they are needed, a layer at a time: no process ever holds the whole model.
-#
-# A deferred model has the shapes on the meta device, and a record of how each weight is drawn. `parallelize`,
-# `FlatFSDP` and FSDP2 draw a layer, keep this process's shard and drop the rest. So the shards are, to the last bit,
-# parts of the dense model of the same seed, and differ from rank to rank. Each process draws every weight that it
-# shards.
+# Deferred models: no process ever holds the whole model. It has the shapes on the meta device, and a record of how each
+# weight is drawn. `parallelize`, `FlatFSDP` and FSDP2 draw a layer, keep this process's shard and drop the rest. So the
+# shards are, to the last bit, parts of the dense model of the same seed.
 
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class _Change(NamedTuple):
-    """An operation that writes to a weight, or to a part of it."""
-
     operation: Any
     part: tuple[Any, ...]  # size, stride and offset of what it writes to
     random_state: Tensor | None  # of torch's generator before it; None if it draws nothing
@@ -177,7 +172,10 @@ class LayerSplit:
         if len(self.linears) == 1:
             return weight_and_bias(self.linears[0], values_of)
         weights, biases = zip(*(weight_and_bias(linear, values_of) for linear in self.linears), strict=True)
-        return _side_by_side(weights), None if biases[0] is None else _side_by_side(biases)
+        train = weights[0].requires_grad, biases[0] is not None and biases[0].requires_grad
+        with torch.no_grad():
+            weight = torch.cat(weights, -1).requires_grad_(train[0])
+            return weight, None if biases[0] is None else torch.cat(biases, -1).requires_grad_(train[1])
 
 
 def weight_and_bias(
@@ -189,10 +187,6 @@ def weight_and_bias(
     return weight if isinstance(linear, Conv1D) else weight.t(), bias
 
 
-def _side_by_side(tensors: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat([each.detach() for each in tensors], -1).requires_grad_(tensors[0].requires_grad)
-
-
 def plan_of(model: PreTrainedModel, given: Plan | None = None) -> Plan:
     """Return the plan that is given for a model, or the model's own, of which patterns may name no module.
 
@@ -201,9 +195,8 @@ def plan_of(model: PreTrainedModel, given: Plan | None = None) -> Plan:
         ValueError: if a given pattern names no module.
     """
     if given is None:
-        plan = (
-            GPT2_PLAN if isinstance(model, GPT2PreTrainedModel) else getattr(model.config, "base_model_tp_plan", None)
-        )
+        is_gpt2 = isinstance(model, GPT2PreTrainedModel)
+        plan = GPT2_PLAN if is_gpt2 else getattr(model.config, "base_model_tp_plan", None)
         if not plan:
             raise TypeError(
                 f"{type(model).__name__} has no tensor-parallel plan: give plan, such as {EXAMPLE}, or another model"
@@ -238,13 +231,17 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
                 f"the plan's style {style!r} of {name} is not supported: give plan with the styles "
                 f"{', '.join([*COLUMN, *ROW, SUMMED, EXPERTS])}; expert parallelism is not supported"
             )
-        _check_no_own_parameters(name.rpartition(".")[0], model)
+        parent = name.rpartition(".")[0]
+        if own := [name for name, _ in model.base_model.get_submodule(parent).named_parameters(recurse=False)]:
+            raise ValueError(
+                f"{parent} of {type(model).__name__} has parameters of its own ({', '.join(own)}), which no style "
+                "splits: give a plan without its layers, or another model"
+            )
         if type(module) not in LINEAR:
             raise TypeError(
                 f"{name} is of type {type(module).__name__}, not a dense linear layer: give the dense model, or "
                 "gather() it first"
             )
-        parent = name.rpartition(".")[0]
         block = "attention" if "att" in parent else "mlp"
         if kind in ROW:
             rows.append(LayerSplit((module,), True, ROW[kind], 1, layer, block))
@@ -277,15 +274,6 @@ def _shared_heads(model: PreTrainedModel, attention: str, outputs: int) -> int:
     if groups is None or width is None:
         return getattr(model.config, "num_key_value_heads", None) or 0
     return int(outputs // width) if groups > 1 else 0
-
-
-def _check_no_own_parameters(parent: str, model: PreTrainedModel) -> None:
-    own = [name for name, _ in model.base_model.get_submodule(parent).named_parameters(recurse=False)]
-    if own:
-        raise ValueError(
-            f"{parent} of {type(model).__name__} has parameters of its own ({', '.join(own)}), which no style splits: "
-            "give a plan without its layers, or another model"
-        )
 
 
 def check_size(model: PreTrainedModel, splits: list[LayerSplit], size: int) -> None:
@@ -324,9 +312,8 @@ def _regex(pattern: str) -> re.Pattern:
 
 def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, Any]]:
     """Return the name, block number, style and module of every module that the plan names, in the model's order."""
-    patterns = {
-        _regex(pattern): style for pattern, style in plan.items() if "*" in pattern
-    }  # modules outside the blocks stay replicated
+    # modules outside the blocks stay replicated
+    patterns = {_regex(pattern): style for pattern, style in plan.items() if "*" in pattern}
     found: Any = [
         (name, int(match[1]), style, module)
         for name, module in model.base_model.named_modules(remove_duplicate=False)

@@ -6,12 +6,9 @@ lose packets if their message is dense, floating-point and longer than one packe
 MIN, integers, complex numbers, sparse tensors, objects, broadcasts, barriers, smaller messages, and everything within
 `LossyNetwork.reliable()`. `OPERATIONS` lists what carries each operation.
 
-Links are named by global ranks. Every rank of a group knows the routes of a collective, and advances the same links.
-Only the sender knows the routes of a send or an all-to-all, so these have their own streams, which only the sender
-advances.
-
-Activation checkpointing repeats collectives. Each repetition draws new losses, like any new message. This project's own
-layers replay their losses instead (`lossytp.parallel.layers`).
+Every rank of a group knows the routes of a collective, and advances the same links. Only the sender knows the routes of
+a send or an all-to-all, so these have their own streams, which only the sender advances. Collectives that activation
+checkpointing repeats draw new losses. This project's own layers replay theirs (`lossytp.parallel.layers`).
 """
 
 import itertools
@@ -44,11 +41,6 @@ class Then(Work):
 
     PyTorch's C++ code may keep only the C++ half of this object, which cannot wait without the Python half. So `alive`
     holds the handle until a caller has waited for it.
-
-    Args:
-        works: the operations.
-        actions: functions to call, in order, once all operations are complete.
-        alive: the set of handles that must stay alive; this one is added.
     """
 
     def __init__(self, works: Sequence[Work], actions: Sequence[Action], alive: set[Work]) -> None:
@@ -102,14 +94,12 @@ class LossyProcessGroup(ProcessGroup):
     `init_process_group` makes one, and PyTorch makes others for sub-groups and meshes.
 
     Args:
-        wrapped: the group that carries the messages. It is a plain `ProcessGroup`, whose methods have the same names
-            and arguments.
+        wrapped: the plain `ProcessGroup` that carries the messages.
         name: PyTorch's name of the group. The name and the first rank select the group's streams.
         ranks: global ranks, by position in the group.
         network: the network, with the same seed and loss processes on every rank.
-        comm: algorithm, repair and reliable_gather of every operation. A repair that remembers is refused at the
-            first lossy message, because this group does not know which message follows which. "local" leaves zero in an
-            all-gather, where no rank has its own part.
+        comm: algorithm, repair and reliable_gather of every operation. "local" leaves zero in an all-gather, where no
+            rank has its own part.
     """
 
     def __init__(
@@ -153,7 +143,6 @@ class LossyProcessGroup(ProcessGroup):
         return self._then([carry(tensors, *options)], arrivals)
 
     def _reduce_scatter(self, carry: Callable, output: Any, input: Any, *options: Any) -> Work:
-        """Take lost packets out of a copy before it is sent."""
         if _adds(options):
             copy = partial(self._copied, routes=self._routes.reduce_scatter, operation="reduce_scatter", phase="reduce")
             input = copy([input])[0] if isinstance(input, Tensor) else [copy(pieces) for pieces in input]
@@ -179,7 +168,6 @@ class LossyProcessGroup(ProcessGroup):
         return carry(output, *self._lack([input], "all_to_all", counts), to, of, *options)
 
     def _send(self, carry: Callable, tensors: list[Tensor], dst: int, tag: int = 0) -> Work:
-        """Send to the rank at position `dst` in the group."""
         counts = [[tensor.numel() * (position == dst) for position in range(self.size())] for tensor in tensors]
         lost = [self._lack([tensor], "send", each)[0] for tensor, each in zip(tensors, counts, strict=True)]
         return carry(lost, dst, tag)
@@ -241,10 +229,8 @@ class LossyProcessGroup(ProcessGroup):
             own_1N = None if own is None else own.detach().reshape(1, -1)
             if phase == "reduce" and self._repair.uses_own_part:
                 own_1N = flat_1N.clone()
-            in_gather, network = phase == "gather", self.network
-            apply_losses_(
-                Message(flat_1N, (me,), self.ranks, hops, missing, network, capacity, self._repair, in_gather, own_1N)
-            )
+            sent = (flat_1N, (me,), self.ranks, hops, missing, self.network, capacity, self._repair)
+            apply_losses_(Message(*sent, in_gather=phase == "gather", own_LN=own_1N))
             if len(pieces) > 1 or not pieces[0].is_contiguous():
                 for piece, part in zip(pieces, flat_1N[0].split(sizes), strict=True):
                     piece.detach().copy_(part.view(piece.shape))  # which autograd must not record
@@ -252,22 +238,18 @@ class LossyProcessGroup(ProcessGroup):
         return lose
 
     def _check_repair(self, hops: Hops, phase: str) -> None:
+        select, reason = self._repair.part("select"), ""
         if self._repair.remembers:
-            raise ValueError(
-                f"repair = '{self._repair}' does not work over the backend, which does not know which message follows "
-                "which: choose another"
+            reason = ", which does not know which message follows which: choose another"
+        elif isinstance(select, ProtectFirst):
+            reason = ", which does not know a message's tokens: choose another"
+        elif select != ZERO and phase == "reduce" and any(len(hop.positions) > 1 for hop in hops):
+            reason = (
+                f" with algorithm = {self._routes.name!r}, whose packets carry sums that no single process knows: "
+                "choose direct or sender, or another repair"
             )
-        if isinstance(self._repair.part("select"), ProtectFirst):
-            raise ValueError(
-                f"repair = '{self._repair}' does not work over the backend, which does not know a message's tokens: "
-                "choose another"
-            )
-        protects = self._repair.part("select") != ZERO
-        if protects and phase == "reduce" and any(len(hop.positions) > 1 for hop in hops):
-            raise ValueError(
-                f"repair = '{self._repair}' does not work over the backend with algorithm = {self._routes.name!r}, "
-                "whose packets carry sums that no single process knows: choose direct or sender, or another repair"
-            )
+        if reason:
+            raise ValueError(f"repair = '{self._repair}' does not work over the backend{reason}")
 
     def _is_lossy(self, pieces: list[Tensor]) -> bool:
         """Return whether a message, in pieces, may lose packets."""
@@ -275,19 +257,14 @@ class LossyProcessGroup(ProcessGroup):
             return False
         if self.size() == 1 or self.network.suspended:
             return False
-        elements = sum(piece.numel() for piece in pieces)
-        return self.network.wire.num_packets(elements, pieces[0].element_size()) > 1
+        return self.network.wire.num_packets(sum(piece.numel() for piece in pieces), pieces[0].element_size()) > 1
 
     def _then(self, works: list[Work], arrivals: Sequence[Action] = ()) -> Work:
-        """Return a handle for running operations. `arrivals` run once all of them are complete.
-
-        A single operation without arrivals keeps its own handle, for which PyTorch's C++ code can wait.
-        """
+        # a single operation without arrivals keeps its own handle, for which PyTorch's C++ code can wait
         return Then(works, arrivals, self._under_way) if arrivals or len(works) > 1 else works[0]
 
 
 def _adds(options: Sequence[Any]) -> bool:
-    """Return whether a reduction is a sum or an average, the default being a sum."""
     return not options or options[0].reduceOp.op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
 
 

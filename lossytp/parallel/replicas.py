@@ -24,7 +24,7 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
     Each shard counts once, and so does each replicated parameter: the norm is that of the dense model (Pascanu et al.,
     "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1).
     """
-    # squared norms by whether the parameter is sharded over tensor-parallel processes, and over data-parallel ones
+    # by whether the parameter is sharded over tensor-parallel processes, and over data-parallel ones
     squares = torch.zeros(2, 2, dtype=torch.float64)
     gradients = []
     tied = getattr(model, "counted_by_first_stage", None)
@@ -40,10 +40,7 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
             squares[int("tp" in axes), int("dp" in axes)] += squares_here.sum().cpu()
     with network.reliable():
         squares[0] = _sum_over(layout, "tp", squares[0]) / layout.tensor_processes  # replicas may have drifted apart
-        squares[1] = _sum_over(layout, "tp", squares[1])
-        squares[:, 1] = _sum_over(layout, "dp", squares[:, 1])
-        total = _sum_over(layout, "pp", squares.sum())
-    norm = total.sqrt().item()
+        norm = _over_shards(squares, layout).sqrt().item()
     if max_norm is not None and norm > max_norm:
         torch._foreach_mul_(gradients, max_norm / norm)
     return norm
@@ -56,7 +53,7 @@ def replica_drift(model: nn.Module, layout: Layout, network: LossyNetwork) -> fl
         The norm of the spread, largest minus smallest value, relative to the norm of the midpoint, over all parameters
         with copies; 0 if all copies are equal.
     """
-    # squares of both by whether the parameter is sharded over tensor-parallel processes, and over data-parallel ones
+    # as above, and by spread and midpoint
     squares = torch.zeros(2, 2, 2, dtype=torch.float64)
     groups = {axis: group for axis in ("tp", "dp") if (group := layout.process_group(axis)) is not None}
     with network.reliable(), torch.no_grad():
@@ -71,9 +68,7 @@ def replica_drift(model: nn.Module, layout: Layout, network: LossyNetwork) -> fl
                 dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=groups[axis])
             both = (largest - smallest).double(), (largest + smallest).double() / 2
             squares[int("tp" in axes), int("dp" in axes)] += torch.stack([part.square().sum() for part in both]).cpu()
-        squares[1] = _sum_over(layout, "tp", squares[1])
-        squares[:, 1] = _sum_over(layout, "dp", squares[:, 1])
-        spread, middle = _sum_over(layout, "pp", squares.sum((0, 1))).sqrt().tolist()
+        spread, middle = _over_shards(squares, layout).sqrt().tolist()
     return float(spread / middle) if spread else 0.0
 
 
@@ -160,6 +155,12 @@ def local(tensor: Any) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
+def _over_shards(squares: Tensor, layout: Layout) -> Tensor:
+    squares[1] = _sum_over(layout, "tp", squares[1])
+    squares[:, 1] = _sum_over(layout, "dp", squares[:, 1])
+    return _sum_over(layout, "pp", squares.sum((0, 1)))
+
+
 def _sum_over(layout: Layout, axis: str, values: Tensor) -> Tensor:
     group = layout.process_group(axis)
     if group is None:
@@ -173,10 +174,9 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"  # NCCL supports no other
 
 
-# Keep the copies of replicated parameters together: embeddings, norms, biases after a sum, the head.
-#
-# Tensor-parallel ranks hold copies of them. The gradients of the copies differ if the ranks' streams differ, or if each
-# copy is averaged with other data-parallel replicas over its own links.
+# Tensor-parallel ranks hold copies of replicated parameters: embeddings, norms, biases after a sum, the head. Their
+# gradients differ if the ranks' streams differ, or if each copy is averaged with other data-parallel replicas over its
+# own links.
 
 
 GRADIENTS = Site(None, None, "backward")

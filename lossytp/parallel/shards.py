@@ -30,25 +30,15 @@ FIRST: Copy = (0, 0)
 
 
 class Part(NamedTuple):
-    """A rectangle of a process's parameter, before replicas shard it, that is a rectangle of a dense tensor.
+    """A rectangle of a process's parameter, before replicas shard it, that is a rectangle of a dense tensor."""
 
-    Attributes:
-        name: of the dense tensor.
-        shape: of the dense tensor.
-        offsets: where the rectangle begins in the dense tensor, or in its transpose.
-        here: where it begins and ends in the process's parameter, by axis.
-        transposed: whether the process's parameter is part of the transpose.
-        rank: whose copy it is, by position in the tensor-parallel group; 0 if it is no copy.
-        stacked: whether copies lie on the first axis of the process's parameter.
-    """
-
-    name: str
+    name: str  # of the dense tensor, as is `shape`
     shape: Numbers
-    offsets: Numbers
-    here: tuple[tuple[int, int], ...]
-    transposed: bool = False
-    rank: int = 0
-    stacked: bool = False
+    offsets: Numbers  # where the rectangle begins in the dense tensor, or in its transpose
+    here: tuple[tuple[int, int], ...]  # where it begins and ends in the process's parameter, by axis
+    transposed: bool = False  # whether the process's parameter is part of the transpose
+    rank: int = 0  # whose copy it is, by position in the tensor-parallel group; 0 if it is no copy
+    stacked: bool = False  # whether copies lie on the first axis of the process's parameter
 
     def of(self, dense: Tensor) -> Tensor:
         """Return this rectangle of the dense tensor, as it lies in the process's parameter."""
@@ -63,19 +53,12 @@ class Part(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """What a process holds of a parameter: the elements from `first` on, in row-major order, of some parts.
+    """What a process holds of a parameter: the elements from `first` on, in row-major order, of some parts."""
 
-    Attributes:
-        shape: the parameter's shape before replicas shard it.
-        first: the first element that this process holds.
-        parts: where the parameter lies in the dense model.
-        replica: whose copy it is; 0 if the replicas shard it.
-    """
-
-    shape: Numbers
+    shape: Numbers  # of the parameter before replicas shard it
     first: int
-    parts: tuple[Part, ...]
-    replica: int
+    parts: tuple[Part, ...]  # where the parameter lies in the dense model
+    replica: int  # whose copy it is; 0 if the replicas shard it
 
     def has(self, name: str, copy: Copy) -> bool:
         """Return whether it is part of a copy of a dense tensor."""
@@ -131,9 +114,7 @@ def dense_weights(model: nn.Module, layout: Layout, network: LossyNetwork) -> di
 def shards(model: nn.Module, layout: Layout) -> list[tuple[nn.Parameter, Shard]]:
     """Return every parameter of this process, and where it lies in the dense model.
 
-    Args:
-        model: as the engine of this process holds it: wrapped for data parallelism, or a stage of a pipeline.
-        layout: this process's place.
+    `model` may be wrapped for data parallelism, or a stage of a pipeline.
     """
     flat = _flat_shards(model)
     modules = _dense_paths(model)
@@ -160,7 +141,6 @@ def shards(model: nn.Module, layout: Layout) -> list[tuple[nn.Parameter, Shard]]
 
 
 def _dense_paths(model: Any) -> list[tuple[str, Any]]:
-    """Return the modules, and their paths in the dense model."""
     if isinstance(model, DistributedDataParallel | BucketedDDP | FlatFSDP):
         model = model.module
     elif isinstance(model, Stage):
@@ -199,14 +179,9 @@ def _rows_here(parameter: Any) -> tuple[Numbers, int]:
 
 
 def _parts(paths: list[str], module: Any, name: str, shape: Numbers, first_rank: int) -> Iterator[Part]:
-    """Yield the parts of a parameter in this project's layers, or in a replicated module.
+    """Yield the parts of the parameter `name` of one of this project's layers, or of a replicated module.
 
-    Args:
-        paths: the dense module's, or those of the linear layers that `module` computes side by side.
-        module: the module that holds it.
-        name: its name in the module.
-        shape: its shape in this process, before replicas shard it.
-        first_rank: position of this process's first rank.
+    `paths` are the dense module's, or those of the linear layers that `module` computes side by side.
     """
     whole = _whole(f"{paths[0]}.{name}", shape)
     if isinstance(module, ColumnParallelLinear):

@@ -1,7 +1,7 @@
 """Vocabulary parallelism: each rank holds the embeddings of its part of the vocabulary, and computes their logits.
 
 Shoeybi et al., "Megatron-LM", 2019, section 3. The vocabulary is padded to a multiple of the ranks. A tied head shares
-the embedding's shard. `LossParallel` computes the training loss.
+the embedding's shard.
 
 Shapes: T is the product of all leading axes, D the model width. There are L ranks in this process. O counts the rows of
 the vocabulary in this process, rank after rank.
@@ -21,16 +21,12 @@ from transformers import PreTrainedModel
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective, collective_of
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.layers import SharedColumn, cast_for_autocast, outside_graphs
-from lossytp.parallel.mappings import all_columns, gather_columns
+from lossytp.parallel.layers import Column, cast_for_autocast, outside_graphs
+from lossytp.parallel.mappings import all_columns, gather_columns, with_backward
 from lossytp.parallel.own_streams import first_ranks
 
-# Compute the cross-entropy of logits whose vocabulary is split over the ranks, without gathering the logits.
-#
-# Shoeybi et al., "Megatron-LM", 2019, section 3: instead of logits, ranks exchange three numbers per token: the largest
-# logit, the sum of exponentials and the target's logit. These messages mostly fit into a packet, and lose nothing.
-#
-# Shapes: T tokens, O tokens of the vocabulary in this process.
+# For the cross-entropy, ranks exchange three numbers per token instead of logits: the largest logit, the sum of
+# exponentials and the target's logit. These messages mostly fit into a packet, and lose nothing.
 
 
 IGNORED = -100  # label of a token that training does not predict, as in transformers
@@ -89,61 +85,25 @@ class LossParallel:
     def __init__(self, head: Any, dense: Callable) -> None:
         self.head, self.dense = head, dense
 
-    def __call__(
-        self,
-        logits: Tensor,
-        labels: Tensor | None,
-        vocab_size: int,
-        *,
-        num_items_in_batch: Any = None,
-        ignore_index: int = IGNORED,
-        shift_labels: Tensor | None = None,
-        **others: Any,
-    ) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor | None, vocab_size: int, **named: Any) -> Tensor:
         """Return the mean over tokens, or their sum over `num_items_in_batch`."""
         if not self.head.training:
-            named = {"ignore_index": ignore_index, "shift_labels": shift_labels, **others}
-            loss: Tensor = self.dense(logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, **named)
+            loss: Tensor = self.dense(logits, labels, vocab_size, **named)
             return loss
-        if shift_labels is None:
+        ignored, shifted = named.get("ignore_index", IGNORED), named.get("shift_labels")
+        if shifted is None:
             assert labels is not None
-            shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-        targets_T = shift_labels.reshape(-1).to(logits.device)
+            shifted = F.pad(labels, (0, 1), value=ignored)[..., 1:]
+        targets_T = shifted.reshape(-1).to(logits.device)
         logits_TO = logits.reshape(len(targets_T), -1)
-        group = self.head.collective.group
         if logits_TO.dtype != torch.float64:
             logits_TO = logits_TO.float()
-        losses_T = cross_entropies(logits_TO, targets_T, group, self.head.vocabulary)
-        counted_T = targets_T != ignore_index
-        total = torch.where(counted_T, losses_T, 0).sum()
-        return total / (counted_T.sum() if num_items_in_batch is None else num_items_in_batch)
+        losses_T = cross_entropies(logits_TO, targets_T, self.head.collective.group, self.head.vocabulary)
+        counted_T, items = targets_T != ignored, named.get("num_items_in_batch")
+        return torch.where(counted_T, losses_T, 0).sum() / (counted_T.sum() if items is None else items)
 
 
 FORWARD, BACKWARD = Site(None, None, "forward"), Site(None, None, "backward")
-
-
-class _Lookup(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, ids_T: Tensor, weight_OD: Tensor, padding_id: int | None, collective: LossyCollective
-    ) -> Tensor:
-        ranks_here = len(collective.group.local)
-        rows = len(weight_OD) // ranks_here
-        local_T = ids_T - collective.group.local.start * rows
-        here = ((local_T >= 0) & (local_T < len(weight_OD))).nonzero().squeeze(1)
-        parts_LTD = weight_OD.new_zeros(ranks_here, len(ids_T), weight_OD.shape[1])
-        parts_LTD[local_T[here] // rows, here] = weight_OD[local_T[here]]
-        trained = here if padding_id is None else here[ids_T[here] != padding_id]
-        ctx.save_for_backward(trained, local_T[trained])
-        ctx.shape = weight_OD.shape
-        return collective.sum_(parts_LTD, FORWARD)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        trained, rows = ctx.saved_tensors
-        dweight_OD = gradients[0].new_zeros(ctx.shape)
-        return None, dweight_OD.index_add_(0, rows, gradients[0][trained]), None, None
 
 
 class VocabularyParallelEmbedding(nn.Module):
@@ -161,8 +121,21 @@ class VocabularyParallelEmbedding(nn.Module):
 
     @outside_graphs
     def forward(self, ids: Tensor) -> Tensor:
-        y_TD = _Lookup.apply(ids.reshape(-1), self.weight, self.padding_idx, self.collective)
-        return y_TD.view(*ids.shape, -1)
+        ids_T, ranks = ids.reshape(-1), self.collective.group.local
+        rows = len(self.weight) // len(ranks)
+        local_T = ids_T - ranks.start * rows
+        here = ((local_T >= 0) & (local_T < len(self.weight))).nonzero().squeeze(1)
+        trained = here if self.padding_idx is None else here[ids_T[here] != self.padding_idx]
+
+        def look_up(weight_OD: Tensor) -> Tensor:
+            parts_LTD = weight_OD.new_zeros(len(ranks), len(ids_T), weight_OD.shape[1])
+            parts_LTD[local_T[here] // rows, here] = weight_OD[local_T[here]]
+            return self.collective.sum_(parts_LTD, FORWARD)
+
+        def backward(dy_TD: Tensor) -> Tensor:
+            return dy_TD.new_zeros(self.weight.shape).index_add_(0, local_T[trained], dy_TD[trained])
+
+        return with_backward(self.weight, look_up, backward).view(*ids.shape, -1)
 
 
 class VocabularyParallelHead(nn.Module):
@@ -195,20 +168,15 @@ class VocabularyParallelHead(nn.Module):
         x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
         widths = (len(weight) // len(self.collective.group.local),)
         with torch.autocast(x.device.type, enabled=False):
-            y: Tensor = SharedColumn.apply(x, weight.t(), bias, widths, self.collective, BACKWARD)
+            y: Tensor = Column.apply(x, weight.t(), bias, widths, self.collective, BACKWARD)
         if self.training:
             return y
         logits = gather_columns(y, widths, self.collective)
         if self.lossy_gather:
-            self.received = self._as_received(logits)[..., : self.vocabulary]
+            lossy = replace(self.collective, comm=replace(self.collective.comm, reliable_gather=False))
+            columns_first = logits.movedim(-1, 0).contiguous()  # so that a rank's columns are one chunk
+            self.received = lossy.all_gather(columns_first, FORWARD).movedim(1, -1)[..., : self.vocabulary]
         return logits[..., : self.vocabulary]
-
-    def _as_received(self, logits: Tensor) -> Tensor:
-        """Return what each local rank receives (L, ..., O) if each rank sends its columns to the others."""
-        lossy = replace(self.collective.comm, reliable_gather=False)
-        columns_first = logits.movedim(-1, 0).contiguous()  # so that a rank's columns are one chunk
-        copies = replace(self.collective, comm=lossy).all_gather(columns_first, FORWARD)
-        return copies.movedim(1, -1)
 
 
 PARTS = (VocabularyParallelEmbedding, VocabularyParallelHead)
@@ -247,7 +215,11 @@ def split_vocabulary_(model: PreTrainedModel, *, lossy_gather: bool = False) -> 
     bias = None if head.bias is None else _shard(head.bias, collective.group)
     parallel_head = VocabularyParallelHead(head, own, bias, collective, lossy_gather=lossy_gather)
     parallel_head.train(head.training)
-    _replace_(model, {embedding: VocabularyParallelEmbedding(embedding, weight, collective), head: parallel_head})
+    new = {embedding: VocabularyParallelEmbedding(embedding, weight, collective), head: parallel_head}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in new:
+                setattr(parent, name, new[child])
     changed.loss_function = LossParallel(parallel_head, changed.loss_function)
     if lossy_gather:
         model.register_forward_hook(_with_received_logits)
@@ -290,7 +262,6 @@ def dense_vocabulary(model: PreTrainedModel) -> dict[int, Any]:
 
 
 def _shard(dense: Tensor, group: RankGroup) -> nn.Parameter:
-    """Return the rows of this process's ranks, after padding to a multiple of the ranks."""
     rows = -(-len(dense) // group.size)
     first, stop = group.local.start * rows, group.local.stop * rows
     shard = dense.new_zeros(stop - first, *dense.shape[1:])
@@ -303,10 +274,3 @@ def _whole(shard: nn.Parameter, rows: int, group: RankGroup) -> nn.Parameter:
     each = len(shard) // len(group.local)
     columns = all_columns(shard.detach().t().contiguous(), (each,), group)
     return nn.Parameter(columns.t()[:rows].clone(memory_format=torch.contiguous_format), shard.requires_grad)
-
-
-def _replace_(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> None:
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in replacements:
-                setattr(parent, name, replacements[child])

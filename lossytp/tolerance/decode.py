@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from lossytp.parallel.collectives import collective_of
-from lossytp.parallel.convert import parallelize
+from lossytp.parallel.convert import parallelize, reliable_prefix
 from lossytp.parallel.plans import blocks_of
-from lossytp.parallel.tokens import reliable_prefix
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.tolerance.config import Setup, ToleranceConfig
 from lossytp.tolerance.measure import Measurement, check_same_settings, settings_of

@@ -74,7 +74,7 @@ def whole(
     shapes = {name: parameter.shape for name, parameter in dense.named_parameters()}
     with lossy.reliable():
         if isinstance(model, FlatFSDP):
-            parts = model.whole(lambda piece: part(piece).detach())
+            parts = whole_of_pieces(model, part)
         else:
             named = model.named_parameters()
             parts = {name.removeprefix("module."): part(parameter).detach() for name, parameter in named}
@@ -88,6 +88,19 @@ def whole(
                 tensor = _dense_form(tensor, layout, implementation, column, projections)
             parts[name] = tensor.clone().view(shapes[name])
     return parts
+
+
+def whole_of_pieces(model: FlatFSDP, part: Callable[[Tensor], Any]) -> dict[str, Tensor]:
+    """A part of each parameter, gathered from what the replicas hold of it, by the dense model's names."""
+    wholes: dict[str, Tensor] = {}
+    for unit in model.units:
+        shard = torch.zeros_like(unit.shard)
+        for here, piece in zip(unit.pieces_of(shard), unit.pieces, strict=True):
+            here.copy_(part(piece).detach())
+        flat_P = shard.new_empty(len(unit.flat_P))
+        dist.all_gather_single(flat_P, shard, group=unit.group)
+        wholes |= zip([member.name for member in unit.members], unit.views(flat_P), strict=True)
+    return wholes
 
 
 def _dense_form(tensor: Tensor, layout: Layout, implementation: str, column: bool, projections: int) -> Tensor:

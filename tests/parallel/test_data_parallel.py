@@ -21,7 +21,17 @@ from tests.parallel.conftest import (
     tiny_gpt2,
     training_losses,
 )
-from tests.parallel.distributed_models import REPLICAS, WIRE, in_replicas, join, network, share, spread, whole
+from tests.parallel.distributed_models import (
+    REPLICAS,
+    WIRE,
+    in_replicas,
+    join,
+    network,
+    share,
+    spread,
+    whole,
+    whole_of_pieces,
+)
 from tests.parallel.families import tiny
 
 NUM_STEPS = 10
@@ -346,7 +356,7 @@ def on_rank_checkpoint(again: bool) -> tuple[list[tuple], dict[str, Tensor]]:
     model = FlatFSDP(chain, layout.process_group("dp"), blocks=list(chain))
     with set_checkpoint_early_stop(False):  # the block's last hooks run again too
         model(torch.ones(1, 8, dtype=torch.float64), again=again).square().sum().backward()
-    return traffic(lossy), model.whole(lambda piece: piece.grad)
+    return traffic(lossy), whole_of_pieces(model, lambda piece: piece.grad)
 
 
 def test_computing_a_block_again_in_backward_gathers_nothing_again(processes: Callable) -> None:

@@ -24,7 +24,7 @@ from lossytp.parallel.data_parallel import FlatFSDP
 from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear
 from lossytp.parallel.plans import GPT2_PLAN, blocks_of, deferred, plan_of, values_of
 from tests.parallel.conftest import bernoulli, gradient_error, gradients, relative_error, tiny_batch, tiny_gpt2
-from tests.parallel.distributed_models import join, network
+from tests.parallel.distributed_models import join, network, whole_of_pieces
 from tests.parallel.families import FAMILIES, SIZES, shifted, tiny
 
 WIDTH, HEADS, VOCABULARY = 32, 4, 97
@@ -401,7 +401,7 @@ def on_rank_shard(family: str) -> tuple[dict[str, torch.Tensor], list[torch.Tens
     layout = join(network(0.0), data_parallel_size=2)
     _, model = both(family)
     sharded = FlatFSDP(model, layout.process_group("dp"), blocks=blocks_of(model))
-    return sharded.whole(lambda piece: piece), [unit.shard for unit in sharded.units]
+    return whole_of_pieces(sharded, lambda piece: piece), [unit.shard for unit in sharded.units]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

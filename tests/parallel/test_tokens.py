@@ -16,7 +16,7 @@ from lossytp.network.repairs import repair_named
 from lossytp.network.routes import ALGORITHMS, Hop
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import collective_of
-from lossytp.parallel.tokens import positions_of
+from lossytp.parallel.convert import positions_of
 from tests.parallel.conftest import relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.families import tiny
 from tests.parallel.sharing_modes import MODES, WIRE
