@@ -27,20 +27,44 @@ gradient behind the norms does (0.3), and so do embeddings eleven times as large
 (0.4); without clipping it fails as well; and `local` softens it (0.4), since a rank's own part keeps the norm up.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from lossytp.network.checks import check_known
 from lossytp.network.routes import Wire
 from lossytp.parallel.group import rank_and_world_size
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from lossytp.parallel.plans import blocks_of
 from lossytp.training.config import PretrainConfig
+from lossytp.training.files import write_atomically
 from lossytp.training.loop import Run
+from lossytp.training.progress import Progress
+from lossytp.training.record import commit
+
+BASE: dict[str, Any] = {  # the study's pretraining, but for smaller batches, which fail as well
+    "dataset": "wikimedia/wikipedia",
+    "model_name": "gpt2-nano",
+    "tokenizer_path": "models/gpt2-nano",
+    "tensor_parallel_size": 4,
+    "total_steps": 1250,
+    "block_size": 128,
+    "batch_size": 16,
+    "microbatch_size": 8,
+    "num_proc": 1,
+    "threads": 1,
+    "eval_samples": 64,
+    "save_model": False,
+}
 
 
 class Arm(NamedTuple):
@@ -306,7 +330,7 @@ class TokensOfStep:
         return rows
 
 
-def train_arm(name: str, base: Mapping[str, Any], *, seed: int, steps: int, show: Callable = print) -> dict[str, Any]:
+def train_arm(name: str, base: Mapping[str, Any], *, seed: int, steps: int, show: Callable) -> dict[str, Any]:
     """Train `steps` steps of the arm `name`, and return its record.
 
     Args:
@@ -336,4 +360,59 @@ def train_arm(name: str, base: Mapping[str, Any], *, seed: int, steps: int, show
         point = run._evaluate(config.steps) if math.isfinite(loss) else {}
     finally:
         run.engine.close()
-    return {"arm": name, "config": config.as_dict(), "seed": seed, "steps": rows, "evaluation": point}
+    return {
+        "arm": name,
+        "seed": seed,
+        "commit": commit(),
+        "config": config.as_dict(),
+        "steps": rows,
+        "evaluation": point,
+    }
+
+
+def record_of(name: str, seed: int, steps: int, folder: Path) -> Path:
+    """Return the file of an arm's record."""
+    return folder / f"{name.replace(' ', '_').replace('/', 'over')}_{steps}_seed{seed}.json"
+
+
+def train_arms(
+    names: Sequence[str], base: Mapping[str, Any], *, seeds: int, steps: int, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """Yield the record of each arm and seed; train where there is none."""
+    for seed in range(seeds):
+        for name in names:
+            check_known("arm", name, sorted(ARMS))
+            file = record_of(name, seed, steps, folder)
+            if not file.exists():
+                with closing(Progress(steps, name=f"{name}, seed {seed}")) as progress:
+                    record = train_arm(name, base, seed=seed, steps=steps, show=progress.show)
+                folder.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, json.dumps(record))
+            yield json.loads(file.read_text())
+
+
+def summary(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Tabulate how each run stood at its end, one row a record.
+
+    Columns: `arm`, `seed`, `steps`, `loss` (mean of the last 20 steps), `clean` and `lossy` (cross-entropies of the
+    evaluation), `gradient_norm` (median of the last 50 steps), and `least_norm` and `median_norm` of the tokens behind
+    the first block.
+    """
+    rows = []
+    for record in records:
+        steps, point = record["steps"], record["evaluation"]
+        seen = next((step["layers"][0] for step in reversed(steps) if step["layers"]), {})
+        rows.append(
+            {
+                "arm": record["arm"],
+                "seed": record["seed"],
+                "steps": len(steps),
+                "loss": float(np.mean([step["loss"] for step in steps[-20:]])),
+                "clean": point.get("cross_entropy_clean"),
+                "lossy": point.get("cross_entropy_lossy"),
+                "gradient_norm": float(np.median([step["gradient_norm"] for step in steps[-50:]])),
+                "least_norm": seen.get("least_norm"),
+                "median_norm": seen.get("median_norm"),
+            }
+        )
+    return pd.DataFrame(rows)

@@ -1,0 +1,92 @@
+"""Training over losses in both phases: the changes that arms make to a model, and what is seen of its tokens."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lossytp as ltp
+from lossytp.study.run import execute
+from paper import both_phases
+from paper.both_phases import ARMS, BASE, Arm, LossySum, TokensOfStep, change_, train_arms
+from tests.parallel.conftest import bernoulli, tiny_batch, tiny_gpt2
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "44_both_phases.ipynb"
+TINY = BASE | {"dataset": None, "block_size": 32, "batch_size": 4, "microbatch_size": 4, "eval_samples": 4}
+
+
+def own_streams(loss_rate: float) -> Any:
+    """A model whose four ranks have their own streams, in float64."""
+    return ltp.parallelize(tiny_gpt2(), bernoulli(loss_rate), tensor_parallel_size=4, reliable_gather=False)
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    batch = tiny_batch()
+    logits = model(input_ids=batch["input_ids"]).rank_logits
+    logits[..., 0].square().mean().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("change", ["exact gradient", "gradients summed at g"])
+def test_where_nothing_is_lost_plain_layers_learn_as_the_librarys(change):
+    model = own_streams(0.0)
+    expected = gradients(model)
+    changed = copy.deepcopy(model)
+    config = both_phases.PretrainConfig.from_dict(TINY | {"loss_rate": 0.0, "reliable_gather": False})
+    change_(changed, Arm({}, change), config)
+    found = gradients(changed)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_a_lossy_sum_loses_in_both_phases_but_never_what_a_rank_owns():
+    parts = torch.arange(1.0, 49).view(4, 3, 4)
+    assert torch.equal(LossySum(0.0, 2)(parts), parts.sum(0).expand_as(parts))
+    alone = LossySum(1.0, 2)(parts).flatten(1)
+    for rank in range(4):
+        own = slice(3 * rank, 3 * rank + 3)
+        assert torch.equal(alone[rank, own], parts[rank].flatten()[own])
+        assert alone[rank].count_nonzero() == 3
+    shares = LossySum(0.1, 4).arrived(4, 400_000).double().mean(1)
+    assert shares.tolist() == pytest.approx([1 - 0.1 * 3 / 4] * 4, abs=0.003)
+
+
+def test_capped_gradients_leave_small_ones_as_they_are():
+    x = torch.ones(5, 8, requires_grad=True)
+    gradient = torch.ones(5, 8) * torch.tensor([[1.0], [1], [1], [2], [100]])
+    both_phases._CapTokens.apply(x, 4.0).backward(gradient)
+    assert x.grad is not None
+    assert x.grad[:, 0].tolist() == pytest.approx([1, 1, 1, 2, 4])
+
+
+def test_a_token_that_lost_its_sums_is_seen_with_its_gradient():
+    model = own_streams(1.0)
+    tokens = TokensOfStep(model, 4)
+    tokens.start()
+    gradients(model)
+    rows = tokens.numbers()
+    assert len(rows) == len(model.transformer.h)
+    assert all(row["least_norm"] <= row["median_norm"] and row["distance"] > 0 for row in rows)
+    assert all(row["gradient_lost"] > 0 for row in rows)
+
+
+def test_an_arm_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"arm = 'none'"):
+        next(train_arms(["none"], BASE, seeds=1, steps=1, folder=tmp_path))
+    with pytest.raises(ValueError, match="'none' is no change"):
+        change_(own_streams(0.0), Arm({}, "none"), both_phases.PretrainConfig.from_dict(TINY))
+
+
+@pytest.mark.slow
+def test_every_change_trains_and_the_notebook_repeats_no_arm(tmp_path):
+    names = list({arm.change: name for name, arm in ARMS.items()}.values())
+    values = {"arms": names, "steps": 2, "settings": TINY, "results_dir": str(tmp_path)}
+    execute(NOTEBOOK, tmp_path / "out.ipynb", values)
+    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "both_phases").iterdir()}
+    assert len(files) == len(names)
+    execute(NOTEBOOK, tmp_path / "out.ipynb", values)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "both_phases").iterdir()} == files
