@@ -401,7 +401,7 @@ def summary(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     rows = []
     for record in records:
         steps, point = record["steps"], record["evaluation"]
-        seen = next((step["layers"][0] for step in reversed(steps) if step["layers"]), {})
+        seen: dict[str, float] = next((step["layers"][0] for step in reversed(steps) if step["layers"]), {})
         rows.append(
             {
                 "arm": record["arm"],
