@@ -238,18 +238,16 @@ class LossyProcessGroup(ProcessGroup):
         return lose
 
     def _check_repair(self, hops: Hops, phase: str) -> None:
-        select, reason = self._repair.part("select"), ""
+        select, reason, fix = self._repair.part("select"), "", "choose another"
         if self._repair.remembers:
-            reason = ", which does not know which message follows which: choose another"
+            reason = ", which does not know which message follows which"
         elif isinstance(select, ProtectFirst):
-            reason = ", which does not know a message's tokens: choose another"
+            reason = ", which does not know a message's tokens"
         elif select != ZERO and phase == "reduce" and any(len(hop.positions) > 1 for hop in hops):
-            reason = (
-                f" with algorithm = {self._routes.name!r}, whose packets carry sums that no single process knows: "
-                "choose direct or sender, or another repair"
-            )
+            reason = f" with algorithm = {self._routes.name!r}, whose packets carry sums that no single process knows"
+            fix = "choose direct or sender, or another repair"
         if reason:
-            raise ValueError(f"repair = '{self._repair}' does not work over the backend{reason}")
+            raise ValueError(f"repair = '{self._repair}' does not work over the backend{reason}: {fix}")
 
     def _is_lossy(self, pieces: list[Tensor]) -> bool:
         """Return whether a message, in pieces, may lose packets."""
