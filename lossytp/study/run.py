@@ -95,6 +95,8 @@ def main() -> None:
     arguments = parser.parse_args()
     watched = os.environ.get("LOSSYTP_RUN_PID")
     if watched is not None:
+        if not watched.isdecimal():
+            raise ValueError(f"LOSSYTP_RUN_PID = {watched!r} is not a process number: give one, or unset it")
         end_with(int(watched))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     logging.getLogger("papermill").setLevel(logging.ERROR)  # parameters are checked, so its warnings of them say less

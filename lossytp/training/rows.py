@@ -298,7 +298,7 @@ class Source(RowSource):
 class Files(RowSource):
     """The user's own files: csv, json (one row per line, or a list), or parquet.
 
-    `train` and `test` are each the path of a file, or a pattern such as "reviews/train-*.parquet".
+    `train` and `test` are each the path of a file, or a pattern such as ``reviews/train-*.parquet``.
     """
 
     train: str | os.PathLike[str]
