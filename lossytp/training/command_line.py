@@ -63,6 +63,8 @@ def read_yaml_file(name: str, file: Path) -> Any:
     """Return the content of a YAML file; raise ValueError, with a message that begins with `name`, if it has none."""
     try:
         return read_yaml(content_of(file).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: {file} is not UTF-8: save it as UTF-8") from error
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
