@@ -66,7 +66,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         ("transformers.PreTrainedModel.save_pretrained", {"save_model": True}, "best"),
         ("tensorboard.summary.writer.record_writer.RecordWriter.write", {"tensorboard": True}, "tensorboard"),
         ("lossytp.training.files.os.replace", {"max_steps": 1}, r"record\.json"),
-        ("numpy.savez", {}, r"toy-train-\w+"),
+        ("lossytp.training.batches.pickle.dumps", {}, r"toy-train-\w+"),
     ],
 )
 def test_a_full_disk_is_one_line_whatever_is_written(toy, tmp_path, monkeypatch, what, values, said):
