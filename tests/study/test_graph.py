@@ -123,7 +123,6 @@ def of_any_machine(summary):
     return table.loc[:, ~table.columns.str.startswith("machine")]
 
 
-@pytest.mark.timeout(1500)  # it starts the graph seven times
 def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_agree(start, tmp_path):
     folder = tmp_path / "killed"
     finished = {}
