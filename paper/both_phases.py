@@ -23,7 +23,7 @@ while the median token's grows to 100 and more. Its gradient is ten to forty tim
 gradients rises from 0.5 to hundreds. So the second account looks better: the normalisation multiplies the gradient of
 a token that lost its sums by 1/norm, a few such tokens make up the whole gradient, and clipping scales away all other
 tokens'. Then the exact gradient and the detached scale, which has the factor too, do not cure it; a cap on each token's
-gradient behind the norms does (0.3), and so do embeddings eleven times as large (0.4); an epsilon of 0.1 softens it
+gradient at the norms does (0.3), and so do embeddings eleven times as large (0.4); an epsilon of 0.1 softens it
 (0.4); without clipping it fails as well; and `local` softens it (0.4), since a rank's own part keeps the norm up.
 """
 
@@ -395,7 +395,7 @@ def summary(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Tabulate how each run stood at its end, one row a record.
 
     Columns: `arm`, `seed`, `steps`, `loss` (mean of the last 20 steps), `clean` and `lossy` (cross-entropies of the
-    evaluation), `gradient_norm` (median of the last 50 steps), and `least_norm` and `median_norm` of the tokens behind
+    evaluation), `gradient_norm` (median of the last 50 steps), and `least_norm` and `median_norm` of the tokens after
     the first block.
     """
     rows = []

@@ -224,7 +224,7 @@ class ToleranceConfig(NetworksConfig):
                 f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
             )
         if self.NEEDS_LOSSES and not self.decode and self.rates()[0] == 0:
-            raise ValueError("loss_rates = 0 loses nothing, so there is no slope: give rates above 0, such as 0.01")
+            raise ValueError("loss_rates = 0 has no slope: give rates above 0, such as 0.01")
         self.prefill_names()
         if self.prefix_tokens >= self.prompt_tokens:
             raise ValueError(

@@ -276,7 +276,7 @@ class Reference(Links):
         return self._counted(self._reduced_whole(parts))
 
     def gathered(self, total: Numbers, parts: list[Numbers]) -> list[Numbers]:
-        """Each rank's copy of a sum; `parts` may stand for what is lost of it."""
+        """Return each rank's copy of a sum. `parts` may also be the lost elements of the parts."""
         self._begin("all_reduce gather", total)
         self._own = parts
         if self.algorithm in ("direct", "ring"):

@@ -166,7 +166,7 @@ def test_two_processes_have_the_rows_of_virtual_ranks(processes: Callable) -> No
 
 
 def run(collective: LossyCollective, parts_RN: Tensor, unit: int) -> Tensor:
-    """Each local rank's result: of an all-reduce, or of a reduce-scatter and the all-gather behind it."""
+    """Return each local rank's result of an all-reduce, or of a reduce-scatter and an all-gather."""
     total = collective.sum_(parts_RN.clone(), unit=unit)
     if collective.comm.sequence_parallel:
         return torch.cat([total[None], collective.all_gather(total, unit=unit)])

@@ -167,7 +167,7 @@ def test_each_module_sums_once_each_way_and_adds_its_bias_once(processes: Callab
 
 BERNOULLI = ltp.Bernoulli(loss_rate=0.1)
 BURSTS = ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.1, mean_burst_packets=4)
-# mode, and what else `parallelize` is told
+# mode, and further arguments of `parallelize`
 RUNS: list[tuple[str, dict[str, Any]]] = [(mode, {"algorithm": algorithm}) for mode, algorithm in COMBINATIONS]
 REPAIRS = {
     "shared": ["stale", "local", "rescale", "rescale_counted", "protect(0.1) + hadamard(4)"],

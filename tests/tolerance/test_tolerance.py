@@ -270,7 +270,7 @@ def test_lists_are_split_at_commas_outside_parentheses():
     [
         ({"loss_rates": "0.1,x"}, "loss_rates = '0.1,x': 'x' is not a number: give shares, such as 0.01,0.1"),
         ({"loss_rates": "2"}, "loss_rates = 2.0 is not in"),
-        ({"loss_rates": "0,0.1"}, "loss_rates = 0 loses nothing, so there is no slope: give rates above 0"),
+        ({"loss_rates": "0,0.1"}, "loss_rates = 0 has no slope: give rates above 0"),
         ({"loss_rates": ","}, "loss_rates = ',' is empty"),
         (
             {"loss_rates": "0.1,1", "repairs": "protect(0.1)"},
