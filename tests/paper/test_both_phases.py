@@ -30,12 +30,13 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+@pytest.mark.parametrize("direction", [None, "forward"])
 @pytest.mark.parametrize("change", ["exact gradient", "gradients summed at g"])
-def test_where_nothing_is_lost_plain_layers_learn_as_the_librarys(change):
+def test_where_nothing_is_lost_plain_layers_learn_as_the_librarys(change, direction):
     model = own_streams(0.0)
     expected = gradients(model)
     changed = copy.deepcopy(model)
-    config = both_phases.PretrainConfig.from_dict(TINY | {"loss_rate": 0.0, "reliable_gather": False})
+    config = both_phases.PretrainConfig.from_dict(TINY | {"reliable_gather": False, "lossy_direction": direction})
     change_(changed, Arm({}, change), config)
     found = gradients(changed)
     assert found.keys() == expected.keys()
