@@ -168,16 +168,20 @@ class Account:
     def __init__(self, measurement: Measurement, algorithm: str, phase: str) -> None:
         self.measurement, self.algorithm, self.phase = measurement, algorithm, phase
         self.config = measurement.config
-        settings = self._settings(NO_REPAIR, self.config.rates()[0], "reduce")
-        self._routes = settings.comm().algorithm.reduce
-        self._watched, self._network = measurement.over(settings, repair=Watch())
+        self._settings_watched = self._settings(NO_REPAIR, self.config.rates()[0], "reduce")
+        self._routes = self._settings_watched.comm().algorithm.reduce
+
+    @cached_property
+    def _over_watched(self) -> tuple[Any, SelectiveNetwork]:
+        """Return the model whose packets are looked at, and its network. `rises` lets it go: two fill the memory."""
+        return self.measurement.over(self._settings_watched, repair=Watch())
 
     def _settings(self, repair: str, rate: float, phase: str | None = None) -> NetworkSettings:
         return self.config.network(Setup(self.algorithm, phase or self.phase, repair, rate))
 
     def lossless(self) -> Lossless:
         """Score the text without losses, and look at every packet."""
-        network, tokens = self._network, self.measurement.blocks_NT.shape[1]
+        (model, network), tokens = self._over_watched, self.measurement.blocks_NT.shape[1]
         packets: list[Packet] = []
         alone: list[Packet] = []
         network.alone, network.chosen, scores = True, {}, []
@@ -192,7 +196,7 @@ class Account:
                     alone.extend(packet._replace(sequence=sequence) for packet in found)
 
             network.see = see
-            scores.append(self.measurement.score(self._watched, ids_BT))
+            scores.append(self.measurement.score(model, ids_BT))
         network.see = None
         return Lossless(np.concatenate(scores).tolist(), packets, alone)
 
@@ -205,23 +209,24 @@ class Account:
         networks = [self._settings(repair, self.config.rates()[-1]) for repair in repairs]
         ids_BT = self.measurement.messages[0]
         errors = SquaredErrors(networks, self.measurement.ranks, ids_BT)
-        self._network.alone, self._network.chosen, self._network.see = True, {}, errors.see
-        with errors.watching(self._watched):
-            self.measurement.score(self._watched, ids_BT)
-        self._network.see = None
+        model, network = self._over_watched
+        network.alone, network.chosen, network.see = True, {}, errors.see
+        with errors.watching(model):
+            self.measurement.score(model, ids_BT)
+        network.see = None
         mean_K = torch.stack(errors.of_sums_K).mean(0).double()
         return dict(zip(repairs, (mean_K / mean_K[0]).tolist(), strict=True))
 
     def find(self, lossless: Lossless) -> Found:
         """Find the critical packets."""
-        network, size = self._network, self.config.batch_size
+        (model, network), size = self._over_watched, self.config.batch_size
         network.alone = True
 
         def lose(packets: Sequence[Packet]) -> dict[tuple[int, int], float]:
             rises = {}
             for number in sorted({packet.message for packet in packets}):
                 network.chosen = chosen_in(packets, number)
-                scores_B = self.measurement.score(self._watched, self.measurement.messages[number])
+                scores_B = self.measurement.score(model, self.measurement.messages[number])
                 for sequence in {packet.sequence for packet in packets if packet.message == number}:
                     rises[number, sequence] = float(scores_B[sequence]) - lossless.scores[number * size + sequence]
             return rises
@@ -239,6 +244,7 @@ class Account:
     ) -> Rises:
         """Draw losses until the interval is narrow, compared with the rise or `scale`; critical packets arrive."""
         config = self.config
+        self.__dict__.pop("_over_watched", None)
         chosen = f"protect_first(1) + {repair}" if critical else repair
         try:
             settings = self._settings(chosen, rate)
