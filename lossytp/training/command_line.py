@@ -64,7 +64,7 @@ def read_yaml_file(name: str, file: Path) -> Any:
     try:
         return read_yaml(content_of(file).decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name}: {file} is not UTF-8: save it as UTF-8") from error
+        raise ValueError(f"{name} is not UTF-8 at byte {error.start}: save it as UTF-8") from error
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 

@@ -75,7 +75,10 @@ def test_a_model_without_a_massive_value_has_none(folder):
 
 def test_nothing_is_left_on_the_model(planted):
     planted.lossless()
-    assert not any(each._forward_hooks for each in planted._watched.modules())
+    planted.squared_errors()
+    model, network = planted._over_watched
+    assert network.see is None
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
 
 
 def test_norms_are_those_of_each_ranks_product(planted):
