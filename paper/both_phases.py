@@ -25,6 +25,17 @@ a token that lost its sums by 1/norm, a few such tokens make up the whole gradie
 tokens'. Then the exact gradient and the detached scale, which has the factor too, do not cure it; a cap on each token's
 gradient at the norms does (0.3), and so do embeddings eleven times as large (0.4); an epsilon of 0.1 softens it
 (0.4); without clipping it fails as well; and `local` softens it (0.4), since a rank's own part keeps the norm up.
+
+Written after the third run, before all others. The exact gradient trains as well as no loss (6.01 and 5.97 nats of
+training loss at the 200th step, both phases 6.91), although its tokens keep the same small norms. So the first account
+was right, and the second prediction wrong: f sums, for rank j's stream, the gradients that all ranks computed from
+theirs. Where streams differ, this is the gradient of nothing, and the normalisation only makes it large. Then:
+- a backward pass that sums where the forward pass did does not fail, although it knows nothing of the forward losses:
+  0.15 without losses of its own, 0.25 with;
+- losses in forward alone fail, also in its gather phase alone; losses in backward alone do not (0.15);
+- the mean after every block helps (0.3), and before the head alone does not;
+- epsilon, detached scale and larger embeddings only soften it (0.4 or more), clipping and learning rate do nothing;
+- where all streams are equal it does not fail, whether losses stand before the norm or after it.
 """
 
 import json
