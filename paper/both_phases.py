@@ -36,6 +36,14 @@ theirs. Where streams differ, this is the gradient of nothing, and the normalisa
 - the mean after every block helps (0.3), and before the head alone does not;
 - epsilon, detached scale and larger embeddings only soften it (0.4 or more), clipping and learning rate do nothing;
 - where all streams are equal it does not fail, whether losses stand before the norm or after it.
+
+Written after the fourth run. A backward pass that sums where the forward pass did, but does not know what was lost,
+fails like Megatron's (6.80). So the place of the sum is not the cause; what is left of the exact gradient is that it
+knows the losses. A token whose sums were lost in a stream has a small norm there, and so a gradient 40 times as large.
+Backward gives that gradient to the weights that computed the lost sums, as if they had caused it, but nothing that
+they computed arrived. The exact gradient gives it to the embedding and to earlier blocks alone. The receiver knows what
+it did not receive. So masking each rank's gradient of a sum by what reached this rank costs nothing, and should cure
+Megatron's backward as well (0.15), without any knowledge of what senders lost in the reduce phase.
 """
 
 import json
@@ -118,6 +126,7 @@ ARMS = {
     "summed where outputs are": Arm(BOTH, "gradients summed at g"),
     "summed where outputs are, forward": Arm({**BOTH, "lossy_direction": "forward"}, "gradients summed at g"),
     "exact gradient": Arm(BOTH, "exact gradient"),
+    "gradients masked by what arrived": Arm({**BOTH, "masked_backward": True}),
     # order of norm and loss
     "loss after the norm": Arm(REDUCE, "inputs lose packets"),
     "loss before the norm": Arm(REDUCE, "norms lose packets"),

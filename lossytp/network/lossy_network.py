@@ -444,6 +444,8 @@ class CommConfig:
             `sequence_parallel`, its own holes in the stream that it gathers.
         sequence_parallel: reduce-scatter and all-gather around a residual stream that is sharded over ranks.
         exact_adjoint: whether backward uses what forward lost, although no real sender knows it.
+        masked_backward: whether ranks with their own streams give no gradient to what they did not receive of a sum.
+            They know what this is. Otherwise the weights that computed it get the gradient of its absence.
         wire_dtype: "fp32", "bf16", "int8", "fp8" or "int4": round to it what is sent, in both directions, as
             `lossytp.parallel.collectives.quantised` says. None keeps the messages' own dtype.
         control: "noise" adds Gaussian noise with the losses' expected squared error, instead of losing packets.
@@ -458,6 +460,7 @@ class CommConfig:
     reliable_gather: bool = True
     sequence_parallel: bool = False
     exact_adjoint: bool = False
+    masked_backward: bool = False
     wire_dtype: str | None = None
     control: str | None = None
 
@@ -470,7 +473,7 @@ class CommConfig:
     def __post_init__(self) -> None:
         check_is("algorithm", self.algorithm, Algorithm, 'one, or its name to CommConfig.named, such as "ring"')
         check_is("repair", self.repair, Repair, 'one, or its name to CommConfig.named, such as "rescale"')
-        for name in ("reliable_gather", "sequence_parallel", "exact_adjoint"):
+        for name in ("reliable_gather", "sequence_parallel", "exact_adjoint", "masked_backward"):
             check_bool(name, getattr(self, name))
         check_known("wire_dtype", self.wire_dtype, (None, *WIRE_DTYPES))
         check_known("control", self.control, (None, *CONTROLS))
@@ -497,6 +500,11 @@ class CommConfig:
             adjoint and not self.one_stream,
             "exact_adjoint does not work with lossy gathers or sequence_parallel: leave reliable_gather True and "
             "sequence_parallel False",
+        )
+        yield (
+            self.masked_backward and (own_part or not self.own_streams),
+            "masked_backward has nothing to mask where ranks share a stream or fill in a part of their own: give "
+            "reliable_gather = False and another repair, or leave it out",
         )
         fit = [name for name, other in ALGORITHMS.items() if several and other.hops_carry_one(self.sequence_parallel)]
         yield (

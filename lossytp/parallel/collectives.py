@@ -91,12 +91,18 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **comm: Any) -> Tensor:
     return result if own_streams else result.expand_as(x_RN).clone()
 
 
+Lost = tuple[Hops, Missing]  # hops, and what they lost
+
+
 class Sum(NamedTuple):
-    """A sum that is being computed. The losses of its contributions are known already."""
+    """A sum that is being computed. The losses of its contributions are known already, those of results after `wait`.
+
+    `of_results` is empty if all ranks share the result.
+    """
 
     wait: Callable[[], Tensor]
-    hops: Hops
-    missing: Missing
+    of_parts: Lost
+    of_results: list[Lost]
 
 
 @dataclass(eq=False)
@@ -148,6 +154,7 @@ class LossyCollective:
         missing = self._lose_(parts.view(len(parts), -1), hops, site, own_LN)
         total = parts.sum(0) if len(parts) > 1 else parts[0]
         wait = group.begin_sum_(total) if len(parts) == len(group.local) else nothing_to_wait_for
+        of_results: list[Lost] = []
 
         def finish() -> Tensor:
             wait()
@@ -158,10 +165,12 @@ class LossyCollective:
             results = total.expand(len(group.local), *total.shape).clone()
             back = gather(parts_LN.shape[1], group.ranks, unit)
             gathering = (site or NOWHERE)._replace(phase="gather")
-            self._lose_(results.view(len(results), -1), back, gathering, own_LN, in_gather=True)
+            of_results.append(
+                (back, self._lose_(results.view(len(results), -1), back, gathering, own_LN, in_gather=True))
+            )
             return results
 
-        return Sum(finish, hops, missing)
+        return Sum(finish, (hops, missing), of_results)
 
     def all_gather(self, x: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
         """Gather `x` (...), of which each rank holds one chunk. Return each local rank's copy of it, (L, ...).

@@ -33,6 +33,7 @@ from lossytp.parallel.mappings import (
     all_columns,
     gather_columns,
     gradient_of_sum,
+    known_losses,
     own_gradient,
     split_columns,
     streams_of,
@@ -107,8 +108,9 @@ class Row(Function):
         ctx.collective, ctx.site, ctx.positions = collective, site, collective.network.positions
         parts_LTD = rank_by_rank(_take_up(x, collective, (weight_LKD.shape[1],)), weight_LKD)
         total = collective.begin_sum_(parts_LTD, site, unit_of(collective, weight_LKD.shape[-1]))
-        ctx.lost = total.hops, total.missing
-        return total.wait().view(*x.shape[:-1], -1)
+        y = total.wait().view(*x.shape[:-1], -1)
+        ctx.lost = known_losses(total, collective)
+        return y
 
     @staticmethod
     @once_differentiable

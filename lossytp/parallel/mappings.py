@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from lossytp.network.scope import Site
-from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.collectives import LossyCollective, Lost, Sum
 from lossytp.parallel.group import RankGroup
 
 Map = Callable[[Tensor], Tensor]
@@ -94,20 +94,31 @@ def g_of_layers(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> T
     def forward(parts_LTD: Tensor) -> Tensor:
         parts = parts_LTD.clone(memory_format=torch.contiguous_format)
         total = collective.begin_sum_(parts, site._replace(direction="forward"), unit_of(collective, width))
-        lost.append((total.hops, total.missing))
-        return total.wait().view(-1, width)
+        y = total.wait().view(-1, width)
+        lost.extend(known_losses(total, collective))
+        return y
 
-    return with_backward(parts_LTD, forward, lambda dy: gradient_of_sum(dy, collective, site, positions, lost[0]))
+    return with_backward(parts_LTD, forward, lambda dy: gradient_of_sum(dy, collective, site, positions, lost))
 
 
-def gradient_of_sum(dy: Tensor, collective: LossyCollective, site: Site, positions: Any, lost: tuple) -> Tensor:
-    """Return the gradient of each local rank's part, (L, T, D), given that of the sum and what the sum lost."""
+def known_losses(total: Sum, collective: LossyCollective) -> list[Lost]:
+    """Return the losses that backward takes into account, of a sum that has been waited for."""
+    if collective.comm.exact_adjoint:
+        return [total.of_parts]
+    return total.of_results if collective.comm.masked_backward else []
+
+
+def gradient_of_sum(dy: Tensor, collective: LossyCollective, site: Site, positions: Any, lost: list[Lost]) -> Tensor:
+    """Return the gradient of each local rank's part, (L, T, D), given that of the sum and `known_losses`."""
     with collective.network.at(positions):
         dy_LTD = streams_of(dy, collective, site._replace(direction="backward"))
-    if collective.comm.exact_adjoint:
+    if collective.comm.own_streams:
+        dy_LTD = len(dy_LTD) * dy_LTD
+    elif lost:
         dy_LTD = dy_LTD.clone(memory_format=torch.contiguous_format)
-        collective.adjoint_(dy_LTD, *lost)
-    return len(dy_LTD) * dy_LTD if collective.comm.own_streams else dy_LTD
+    for each in lost:
+        collective.adjoint_(dy_LTD, *each)
+    return dy_LTD
 
 
 def streams_of(x: Tensor, collective: LossyCollective, site: Site) -> Tensor:

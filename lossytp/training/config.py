@@ -40,7 +40,7 @@ Faults = Iterator[tuple[str, str]]  # the name of a setting, why it does not wor
 WHERE = ("output_dir", "checkpoint_path", "keep_checkpoints", "task_folder")
 MEANWHILE = ("timeout_s", "checkpoint_steps", "statistics", "tensorboard", "wandb")
 PLACES = ("lossy_module", "lossy_layers", "lossy_positions")
-ONLY_OWN_LAYERS = ("sequence_parallel", "exact_adjoint", "wire_dtype", *PLACES)
+ONLY_OWN_LAYERS = ("sequence_parallel", "exact_adjoint", "masked_backward", "wire_dtype", *PLACES)
 
 
 class RunSettings(Settings):
@@ -84,7 +84,8 @@ class RunSettings(Settings):
 
     def comm(self) -> CommConfig:
         """Return how the tensor-parallel ranks exchange messages."""
-        return self.network.comm(exact_adjoint=self.parallelism.exact_adjoint)
+        parallelism = self.parallelism
+        return self.network.comm(exact_adjoint=parallelism.exact_adjoint, masked_backward=parallelism.masked_backward)
 
     def layout(self, rank: int, world_size: int) -> Layout:
         """Return the layout over `world_size` processes, with this process's rank; refuse too few or too many."""

@@ -106,12 +106,12 @@ class NetworkSettings(Settings):
         if self.lossy_direction == "backward":
             raise ValueError("lossy_direction = 'backward' loses nothing in an evaluation: leave it out")
 
-    def comm(self, *, exact_adjoint: bool = False) -> CommConfig:
+    def comm(self, **of_backward: bool) -> CommConfig:
         """Return how the tensor-parallel ranks exchange messages."""
         control = None if self.control == "elements" else self.control
         names = ("algorithm", "repair", "reliable_gather", "sequence_parallel", "wire_dtype")
         settings = {name: getattr(self, name) for name in names}
-        return CommConfig.named(**settings, control=control, exact_adjoint=exact_adjoint)
+        return CommConfig.named(**settings, control=control, **of_backward)
 
     def build(self, kind: type[LossyNetwork] = LossyNetwork) -> LossyNetwork:
         """Return a new network of this kind with these settings."""
@@ -174,6 +174,10 @@ class ParallelismSettings(Settings):
     exact_adjoint: bool = False
     """Let backward use what forward lost. In lossytp layers this is an ablation, since no sender knows what was lost.
     Between pipeline stages it is a repair, since the receiver knows. A run that has both uses it in both."""
+
+    masked_backward: bool = False
+    """Let ranks with their own streams (reliable_gather false) give no gradient to what they did not receive of a sum.
+    It costs nothing, and training over losses in both phases fails without it."""
 
     @property
     def tensor_parallel_layers(self) -> str:

@@ -511,6 +511,9 @@ def test_the_network_needs_neither_torch_nor_pandas():
         ({"control": "loud"}, "control"),
         ({"repair": "local", "algorithm": "sender"}, "repair"),
         ({"exact_adjoint": True, "reliable_gather": False}, "exact_adjoint"),
+        ({"masked_backward": True}, "masked_backward"),
+        ({"masked_backward": True, "reliable_gather": False, "sequence_parallel": True}, "masked_backward"),
+        ({"masked_backward": True, "reliable_gather": False, "repair": "local"}, "masked_backward"),
         ({"algorithm": "sender", "reliable_gather": False}, "reliable_gather"),
         ({"control": "noise", "repair": "rescale"}, "control"),
         ({"reliable_gathers": False}, "did you mean reliable_gather"),
@@ -550,7 +553,10 @@ def test_whatever_else_there_is_can_be_combined():
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        *((name, ("no", 0, None)) for name in ("reliable_gather", "sequence_parallel", "exact_adjoint")),
+        *(
+            (name, ("no", 0, None))
+            for name in ("reliable_gather", "sequence_parallel", "exact_adjoint", "masked_backward")
+        ),
         *((name, ("ring", None, 0)) for name in ("algorithm", "repair")),
     ],
 )

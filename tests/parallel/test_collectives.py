@@ -370,8 +370,8 @@ def test_the_adjoint_is_that_of_the_lossy_sum(algorithm: str, repair: str) -> No
     collective = LossyCollective(network, RankGroup(5), comm)
     begun = collective.begin_sum_(x_RN.clone())
     back_RN = y_N.repeat(5, 1)
-    collective.adjoint_(back_RN, begun.hops, begun.missing)
-    assert begun.missing.any
+    collective.adjoint_(back_RN, *begun.of_parts)
+    assert begun.of_parts[1].any
     assert torch.isclose(begun.wait() @ y_N, (x_RN * back_RN).sum(), rtol=1e-11)
     assert not torch.isclose(begun.wait() @ y_N, x_RN.sum(0) @ y_N, rtol=1e-3), "control"
 
@@ -393,7 +393,7 @@ def test_what_stood_in_from_before_has_no_gradient() -> None:
     collective, _ = all_lost(exact_adjoint=True)
     begun = collective.begin_sum_(torch.ones(2, 4))
     back_RN = torch.ones(2, 4)
-    collective.adjoint_(back_RN, begun.hops, begun.missing)
+    collective.adjoint_(back_RN, *begun.of_parts)
     assert back_RN.tolist() == [[1, 1, 0, 0], [0, 0, 1, 1]]
 
 

@@ -176,6 +176,25 @@ def row_after_column(all_reduce: LossyCollective) -> Any:
     return RowParallelLinear(*weight.shape, dense=(weight, bias), collective=all_reduce, layer=0, module="mlp")
 
 
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_weights_get_no_gradient_of_a_sum_that_a_rank_did_not_receive(algorithm: str, masked: bool) -> None:
+    scope = ltp.Scope(phase="gather")
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.5), seed=4, wire=ltp.Wire(elements=2), scope=scope)
+    comm = CommConfig.named(algorithm=algorithm, reliable_gather=False, masked_backward=masked)
+    all_reduce = LossyCollective(network, RankGroup(4), comm)
+    layer, upstream = row_after_column(all_reduce), randn(4 * B, T, D, seed=1)
+    x = randn(4 * B, T, F, grad=True)
+    y = layer(x)
+    y.backward(upstream / 4)  # each rank's training loss is a quarter of the mean's
+    arrived = (y != layer.bias).view(4, -1, D)
+    assert 0.2 < arrived.double().mean() < 0.9
+    dy_RTD = upstream.view(4, -1, D) * (arrived if masked else 1)
+    torch.testing.assert_close(x.grad, torch.bmm(dy_RTD, layer.weight.transpose(1, 2)).view(x.shape))
+    torch.testing.assert_close(layer.weight.grad, torch.bmm(x.detach().view(4, -1, F).transpose(1, 2), dy_RTD))
+    torch.testing.assert_close(layer.bias.grad, upstream.sum((0, 1)) / 4)
+
+
 @pytest.mark.parametrize("comm", [{}, {"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
 def test_an_input_that_needs_no_gradient_reduces_nothing_backward(comm: dict) -> None:
     all_reduce = collective(**comm)
