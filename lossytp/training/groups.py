@@ -106,7 +106,7 @@ class NetworkSettings(Settings):
         if self.lossy_direction == "backward":
             raise ValueError("lossy_direction = 'backward' loses nothing in an evaluation: leave it out")
 
-    def comm(self, **of_backward: bool) -> CommConfig:
+    def comm(self, **of_backward: Any) -> CommConfig:
         """Return how the tensor-parallel ranks exchange messages."""
         control = None if self.control == "elements" else self.control
         names = ("algorithm", "repair", "reliable_gather", "sequence_parallel", "wire_dtype")

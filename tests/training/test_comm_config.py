@@ -28,6 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "own streams, lossy gradients": {**OWN, "replicated_gradients": "lossy"},
     "own copies": DRIFTING,
     "own copies, resynchronised": {**DRIFTING, "resync_every": 2},
+    "own streams, masked backward": {**OWN, "masked_backward": True},
     "own streams around a ring": {**OWN, "algorithm": "ring"},
     "own streams by a tree, local": {**OWN, "algorithm": "tree", "repair": "local"},
     "shards": {"sequence_parallel": True},
