@@ -338,10 +338,8 @@ class Pretraining(Objective[PretrainConfig]):
         length = prompt(self.tokenizer, self.config.data.prompt)["input_ids"].shape[1]
         positions = dense.config.max_position_embeddings
         if length >= positions:
-            raise ValueError(
-                f"prompt has {length} tokens, which leave none of {self.config.model_name}'s {positions} positions "
-                "free: give a shorter one"
-            )
+            what = f"prompt has {length} tokens, of {self.config.model_name}'s {positions} positions"
+            raise ValueError(f"{what}: give a shorter one, which leaves some free")
         self._parameters = dense.num_parameters()
         return dense
 
