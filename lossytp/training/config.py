@@ -285,7 +285,7 @@ class PretrainConfig(RunSettings):
         tokens, size, blocks = self.optimizer.tokens_per_step, self.data.block_size, self.optimizer.batch_size
         if tokens is not None:
             wrong = tokens % size or blocks not in (PretrainOptimizer.defaults()["batch_size"], tokens // size)
-            fault = f"is not {blocks} blocks of {size} tokens: give a multiple of block_size, and leave batch_size out"
+            fault = f"is not batch_size = {blocks} blocks of {size}: give a multiple of these, and no batch_size"
             refuse_if(wrong, "tokens_per_step", tokens, fault)
             self._set("optimizer", batch_size=tokens // size)
         check_model(self.model_name, self.network.tensor_parallel_size, 0)

@@ -152,7 +152,7 @@ def check_same_function(
     parallel.train(training[1])
     error = (actual - expected).abs().max() / expected.abs().max()
     if not error < rounding:
-        what = f"parallel logits differ from the dense one's by {error:.1e} of the largest, not {rounding:g}"
+        what = f"parallel logits differ from the dense model's by {error:.1e} of the largest one, above {rounding:g}"
         raise ValueError(f"{what}: report this model, or choose another implementation")
 
 

@@ -338,8 +338,10 @@ class Pretraining(Objective[PretrainConfig]):
         length = prompt(self.tokenizer, self.config.data.prompt)["input_ids"].shape[1]
         positions = dense.config.max_position_embeddings
         if length >= positions:
-            what = f"prompt has {length} tokens, of {self.config.model_name}'s {positions} positions"
-            raise ValueError(f"{what}: give a shorter one, which leaves some free")
+            what = (
+                f"prompt has {length} tokens, which leave none of {self.config.model_name}'s {positions} positions free"
+            )
+            raise ValueError(f"{what}: give a shorter one")
         self._parameters = dense.num_parameters()
         return dense
 
