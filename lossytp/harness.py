@@ -32,6 +32,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from tqdm import tqdm
 
+from lossytp.network.checks import refuse_if
 from lossytp.parallel.group import rank_and_world_size
 from lossytp.study.statistics import Estimate, crossed_interval
 from lossytp.tolerance.config import NetworksConfig, Setup, parts
@@ -70,8 +71,7 @@ class HarnessConfig(NetworksConfig):
 
     @model_validator(mode="after")
     def _check_tasks(self) -> Self:
-        if not parts(self.tasks):
-            raise ValueError(f"tasks = {self.tasks!r} names none: give one, such as last_word")
+        refuse_if(not parts(self.tasks), "tasks", self.tasks, "names none: give one, such as last_word")
         for name in parts(self.tasks):
             if name.endswith(YAML) and not Path(name).is_file():
                 raise ValueError(f"tasks = {name!r} does not exist: give the path of a YAML file, or a name")
@@ -99,21 +99,16 @@ def load_tasks(names: list[str], num_fewshot: int | None) -> dict[str, Any]:
     manager = _manager(include_defaults=not local)
     tasks: dict[str, Any] = {}
     for name in names:
-        if name not in files and name not in manager.task_index:
-            raise ValueError(
-                f"tasks = {name!r} is unknown: give a .yaml file, {', '.join(sorted(own))}, or a name that "
-                "`lm-eval ls tasks` lists"
-            )
+        fault = f"is unknown: give a .yaml file, {', '.join(sorted(own))}, or a name that `lm-eval ls tasks` lists"
+        refuse_if(name not in files and name not in manager.task_index, "tasks", name, fault)
         try:
             with waiting(f"{name}: reading its examples"), hub_or_its_cache():
                 found = manager.load([name])["tasks"]
         except Exception as error:  # a YAML file, and the code and the data that it names, can raise anything
             why = first_line(error).removeprefix("ValueError: ")
-            if DATA_VARIABLE in why:  # an error of this project, which names the fix
-                raise ValueError(f"tasks = {name!r} cannot be read: {why}") from error
-            raise ValueError(
-                f"tasks = {name!r} cannot be read ({why}): set {DATA_VARIABLE}, go online once, or mend it"
-            ) from error
+            if DATA_VARIABLE not in why:  # as in an error of this project, which names the fix
+                why = f"{why}: set {DATA_VARIABLE}, go online once, or mend it"
+            raise ValueError(f"tasks = {name!r} cannot be read: {why}") from error
         if twice := tasks.keys() & found.keys():
             raise ValueError(f"tasks = {name!r} gives {min(twice)!r} a second time: give it once, or rename it")
         tasks |= found

@@ -25,10 +25,8 @@ def main() -> None:
     if layout.rank > 0:
         return
     if record["status"] == "not finite":
-        raise ValueError(
-            f"the training or validation loss is not finite at step {record['timing']['steps']}: lower learning_rate = "
-            f"{config.optimizer.learning_rate:g}, and give another output_dir"
-        )
+        fix = f"lower learning_rate = {config.optimizer.learning_rate:g}, and give another output_dir"
+        raise ValueError(f"a training or validation loss is not finite at step {record['timing']['steps']}: {fix}")
     final, lossy = record["final"], ""
     if config.network.process().loss_rate > 0:
         over = final["cross_entropy_lossy"]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import field_validator, model_validator
 
+from lossytp.network.checks import refuse_if
 from lossytp.network.repairs import ZERO
 from lossytp.network.routes import check_links_within
 from lossytp.network.scope import Counters
@@ -53,21 +54,17 @@ class RunConfig(BackendNetwork):
     @model_validator(mode="after")
     def _check_run(self) -> Self:
         for name in OF_THE_PROGRAM:
-            if name in self.model_fields_set:
-                raise ValueError(f"{name} = {getattr(self, name)} is the program's to choose: leave it out")
+            refuse_if(name in self.model_fields_set, name, getattr(self, name), "is the program's choice: leave it out")
         comm, network, world = self.comm(), self.build(), os.environ.get("WORLD_SIZE", "")
-        if comm.repair.part("select") != ZERO and not comm.algorithm.hops_carry_one():
-            raise ValueError(
-                f"repair = {self.repair!r} needs packets of one rank each, but algorithm = {self.algorithm!r} sends "
-                "sums: choose direct"
-            )
+        several = comm.repair.part("select") != ZERO and not comm.algorithm.hops_carry_one()
+        fault = f"needs packets of one rank each, but algorithm = {self.algorithm!r} sends sums: choose direct"
+        refuse_if(several, "repair", self.repair, fault)
         if world.isdigit():
             check_links_within(network.named_links, int(world))
         comm.check_delivers(network, tuple(range(int(world) if world.isdigit() else 2)))
         if self.report is not None:
             check_writable(str(Path(self.report).parent), "the folder of report")
-            if Path(self.report).is_dir():
-                raise ValueError(f"report = {self.report!r} is a folder: give a file in it")
+            refuse_if(Path(self.report).is_dir(), "report", self.report, "is a folder: give a file in it")
         return self
 
 

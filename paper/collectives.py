@@ -21,12 +21,12 @@ from lossytp.network import LossProcess, LossyNetwork
 from lossytp.network.checks import check_at_least, check_probability
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import Hops, Missing, algorithm_named
-from lossytp.network.theory import expected_squared_error
 from lossytp.network.traces import Trace, burst_lengths
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.study.style import COLUMN, estimates, marker_of, shared_legend
 from paper.study import Study
+from paper.theory import expected_squared_error
 from paper.timing import AllReduce, Channel, Path, Transport, collective_times, tail
 
 SETTLING_MESSAGES = 20  # until "stale" has earlier values for nearly all positions
@@ -188,7 +188,7 @@ def completion_times(
 def coherence(model: nn.Module, batches: Sequence[dict[str, Tensor]], ranks: int) -> float:
     """Measure the coherence E[x_r x_s] / E[x_r^2] of two ranks' contributions x to a sum in the forward pass.
 
-    It decides what a lost contribution costs (`lossytp.network.theory`).
+    It decides what a lost contribution costs (`paper.theory`).
 
     Args:
         model: a dense GPT-2, whose layers are sharded over `ranks` tensor-parallel ranks.

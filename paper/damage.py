@@ -22,9 +22,18 @@ from lossytp.parallel.plans import blocks_of
 from lossytp.study.statistics import t_interval
 from lossytp.study.style import COLUMN, estimates
 from lossytp.training.groups import NetworkSettings
-from lossytp.training.text import losses_by_block
+from lossytp.training.text import token_losses
 
 DRAWS = 3
+
+
+def losses_by_block(model: Any, blocks_NT: Tensor) -> np.ndarray:
+    """Return the cross-entropy of every token but the first of each block: (N, T - 1), fp64.
+
+    Blocks pass the model one by one, so that each is a message of its own.
+    """
+    losses = [token_losses(model, ids_1T).cpu().numpy() for ids_1T in blocks_NT.split(1)]
+    return np.concatenate(losses).astype(np.float64)
 
 
 def by_site(

@@ -11,13 +11,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.optimize import curve_fit
 
-from lossytp.network.theory import expected_squared_error, missing_share
 from lossytp.study.statistics import Estimate, finite
 from lossytp.study.style import COLUMN, estimates, shared_legend
 from lossytp.training.config import TrainConfig
 from paper.comparisons import json_rows, with_falls
 from paper.packet_size import _packet_rates
 from paper.study import FALL, HEADLINE, POINTS, Claim, Results, Study, claim, panels, row_of, rows_of, task_name, tasks
+from paper.theory import expected_squared_error, missing_share
 
 RESTORE_OR_NOTHING = ("zero", "fec", "retransmit")  # repairs that leave zeros where they restore nothing
 HELD_FIXED = (  # settings that arms of the law share

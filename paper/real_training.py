@@ -20,10 +20,9 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.files import write_atomically
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.record import read_record
-from lossytp.training.saved_models import remove_models
 from paper.comparisons import json_rows, loss_rate_of, paired_p, with_holm
 from paper.real_model import ADVISED, BEST, FEW, NAMES, NOTHING, RETRANSMITTING, _named, expected_round_trips
-from paper.robustness import STRONGEST_FILE, evaluate_at, train
+from paper.robustness import STRONGEST_FILE, evaluate_at, remove_models, train
 from paper.study import FALL, POINTS, Claim, Results, Study, claim, row_of, rows_of, shown, task_name
 from paper.sums import packet_norms, summary
 

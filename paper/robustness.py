@@ -16,6 +16,7 @@ from lossytp.study.statistics import t_interval
 from lossytp.study.style import COLUMN, shared_legend
 from lossytp.study.tables import LOSSLESS
 from lossytp.training.config import EvaluateConfig, TrainConfig
+from lossytp.training.files import remove
 from lossytp.training.groups import TaskSettings
 from lossytp.training.record import read_record
 from paper.comparisons import compare_arms, json_rows, lossy_changes
@@ -89,6 +90,12 @@ def _evaluations(table: pd.DataFrame, records: list[dict[str, Any]]) -> list[tup
     return [(run, point) for run, record in zip(runs, records, strict=True) for point in record["curves"]["eval"]]
 
 
+def remove_models(output_dir: Path) -> None:
+    """Delete the models that a run saved, but no file that lossytp did not write."""
+    for name in ("best", "last"):
+        remove(output_dir / name)
+
+
 def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd.DataFrame:
     """Train, then evaluate the last model over the same network at other loss rates.
 
@@ -112,8 +119,6 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
             outside [0, 1], if the loss type has its own rate, or if an evaluation is missing and its model was deleted.
             A model trained anew elsewhere could differ in its last digits from the one evaluated before.
     """
-    from lossytp.training.saved_models import remove_models  # torch takes seconds to import; tables do not need it
-
     check_filled("evaluated_at", evaluated_at)
     for rate in evaluated_at:
         check_probability("evaluated_at", rate)

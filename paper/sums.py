@@ -24,8 +24,7 @@ from lossytp.parallel.layers import rank_by_rank
 from lossytp.parallel.plans import LayerSplit, blocks_of, weight_and_bias
 from lossytp.study.style import COLUMN, marker_of, shared_legend
 from lossytp.training.groups import NetworkSettings
-from lossytp.training.text import losses_by_block
-from paper.damage import RISE, checked_layers
+from paper.damage import RISE, checked_layers, losses_by_block
 
 NOTHING = 1e-3  # nats: below this, the axis of single packets is linear
 
@@ -247,7 +246,7 @@ def _without(linear: Any, packet: Packet, parts_RM: Tensor) -> Iterator[None]:
 
 # Measure the squared error of a language model's sums over lossy networks, in two units.
 #
-# Relative to the sum, it is the error that `lossytp.network.theory` expects (of the reduce-scatter alone
+# Relative to the sum, it is the error that `paper.theory` expects (of the reduce-scatter alone
 # with `sequence_parallel`). Relative to the residual stream, it is the
 # error after normalisation: the next layer divides each token by the norm of its stream (RMSNorm; LayerNorm also
 # subtracts the mean). Each sum is measured alone, on the ranks' lossless contributions.

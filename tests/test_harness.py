@@ -278,7 +278,7 @@ def test_the_harness_own_names():
         ValueError, match=r"tasks = 'no_such_task' is unknown: give a .yaml file, last_word, .* or a name"
     ):
         load_tasks(["no_such_task"], None)
-    with pytest.raises(ValueError, match=r"tasks = 'lambada' cannot be read .*: set LOSSYTP_DATA, go online once"):
+    with pytest.raises(ValueError, match=r"tasks = 'lambada' cannot be read: .*: set LOSSYTP_DATA, go online once"):
         load_tasks(["lambada"], None)
 
 

@@ -13,19 +13,35 @@ READERS = (  # whose messages are the middle of a longer one: "FILE cannot be re
 )  # fmt: skip
 
 
+def text_of(node, given):
+    """Return a text of the source with {} for each value, but for texts that have a name; None for anything else."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    texts = []
+    for part in parts:
+        if isinstance(part, ast.FormattedValue):
+            texts.append(given.get(getattr(part.value, "id", ""), "{}"))
+        elif isinstance(part, ast.Name) and part.id in given:
+            texts.append(given[part.id])
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            texts.append(part.value)
+        else:
+            return None
+    return "".join(texts)
+
+
 def messages():
-    """Yield where a ValueError is raised with a text, and the text, with {} for each value."""
+    """Yield where a ValueError is raised with a text, or by `refuse_if`, and the text, with {} for each value."""
     for file in sorted(file for name in ("lossytp", "lossyprobe") for file in (ROOT / name).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
-                continue
-            if getattr(node.exc.func, "id", "") != "ValueError":
-                continue
-            text = node.exc.args[0]
-            parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-            if all(isinstance(part, ast.Constant | ast.FormattedValue) for part in parts):
-                shown = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
-                yield f"{str(file.relative_to(ROOT)).removeprefix('lossytp/')}:{node.lineno}", shown
+        given: dict[str, str] = {}
+        nodes = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if hasattr(node, "lineno")]
+        for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                given[node.targets[0].id] = text_of(node.value, given) or "{}"
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("ValueError", "refuse_if") and node.args:
+                refused = "{} = {} " * (node.func.id == "refuse_if")
+                text = text_of(node.args[-1], given)
+                if text is not None:
+                    yield f"{str(file.relative_to(ROOT)).removeprefix('lossytp/')}:{node.lineno}", refused + text
 
 
 def test_every_message_is_one_line_with_a_fix():

@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar
 
 LONGEST_SHOWN = 80
+LONGEST_REFUSED = 4 * LONGEST_SHOWN  # a path
 LONGEST_NOTATION = 500
 BRIEF = reprlib.Repr()  # a few references of YAML can make a list of 10^9 items
 BRIEF.maxlevel, BRIEF.maxlist, BRIEF.maxtuple, BRIEF.maxdict = 4, 20, 20, 20
@@ -18,10 +19,10 @@ BRIEF.maxstring = BRIEF.maxlong = BRIEF.maxother = 10 * LONGEST_SHOWN
 T = TypeVar("T")
 
 
-def shown(value: object) -> str:
+def shown(value: object, longest: int = LONGEST_SHOWN) -> str:
     """Return `value` as a message shows it: on one line, and cut if it is long."""
     text = " ".join(BRIEF.repr(value).split())
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def printable(text: object, longest: int = 4 * LONGEST_SHOWN) -> str:
@@ -54,53 +55,56 @@ def check_number(name: str, value: object, kind: type, fix: str) -> None:
         raise TypeError(f"{name} = {shown(value)} is not a {'whole ' if kind is Integral else ''}number: give {fix}")
 
 
-def _check(holds: bool, name: str, value: object, fault: str) -> None:
-    """Raise ValueError unless a condition `holds`; `fault` says which does not, and what to give."""
-    if not holds:
-        raise ValueError(f"{name} = {shown(value)} is {fault}")
+def refuse_if(wrong: object, name: str, value: object, fault: str) -> None:
+    """Raise ValueError if a condition is `wrong`; `fault` follows the value, such as "is above 3: give 3 or less"."""
+    if wrong:
+        raise ValueError(
+            f"{name} = {shown(value, LONGEST_REFUSED if isinstance(value, str) else LONGEST_SHOWN)} {fault}"
+        )
 
 
 def check_probability(name: str, value: float) -> None:
     """Raise ValueError unless `value` lies in [0, 1]."""
-    holds = is_finite(value) and 0 <= value <= 1
-    _check(holds, name, value, "not in [0, 1]: give a fraction, such as 0.01 for 1 %")
+    wrong = not is_finite(value) or not 0 <= value <= 1
+    refuse_if(wrong, name, value, "is not in [0, 1]: give a fraction, such as 0.01 for 1 %")
 
 
 def check_at_least(name: str, value: object, least: int) -> None:
     """Raise ValueError unless `value` is a whole number of at least `least`."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    _check(whole, name, value, f"not a whole number: give one, {least} or more")
-    _check(value >= least, name, value, f"below {least}: give {least} or more")  # type: ignore[operator]
+    refuse_if(not whole, name, value, f"is not a whole number: give one, {least} or more")
+    refuse_if(value < least, name, value, f"is below {least}: give {least} or more")  # type: ignore[operator]
 
 
 def check_at_most(name: str, value: float, most: float, fix: str = "a smaller one") -> None:
     """Raise ValueError if a number is above `most`; `fix` follows "give"."""
-    _check(value <= most, name, value, f"above {most}: give {fix}")
+    refuse_if(not value <= most, name, value, f"is above {most}: give {fix}")
 
 
 def check_positive(name: str, value: object, unit: str) -> None:
     """Raise ValueError unless `value` is a finite number above 0."""
-    _check(is_finite(value) and value > 0, name, value, f"not a finite number above 0: give a number of {unit}")
+    wrong = not is_finite(value) or value <= 0
+    refuse_if(wrong, name, value, f"is not a finite number above 0: give a number of {unit}")
 
 
 def check_not_negative(name: str, value: object, unit: str) -> None:
     """Raise ValueError unless `value` is a finite number of at least 0."""
     number = isinstance(value, Real) and not isinstance(value, bool)
-    _check(number, name, value, f"not a number: give 0 {unit} or more")
-    _check(is_finite(value) and value >= 0, name, value, f"negative or infinite: give 0 {unit} or more")
+    refuse_if(not number, name, value, f"is not a number: give 0 {unit} or more")
+    refuse_if(not is_finite(value) or value < 0, name, value, f"is negative or infinite: give 0 {unit} or more")
 
 
 def check_filled(name: str, values: object) -> None:
     """Raise ValueError unless `values` is a list or a tuple with at least one value."""
     filled = isinstance(values, list | tuple) and bool(values)
-    _check(filled, name, values, "not a list of at least one value: give one")
+    refuse_if(not filled, name, values, "is not a list of at least one value: give one")
 
 
 def check_known(name: str, value: object, known: Iterable[object]) -> None:
     """Raise ValueError if `value` is not among the `known` names."""
     names = list(known)
     shown_names = ", ".join(str(each) for each in names if each is not None)
-    _check(value in names, name, value, f"unknown: choose one of {shown_names}")
+    refuse_if(value not in names, name, value, f"is unknown: choose one of {shown_names}")
 
 
 def check_names(given: Iterable[object], known: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from lossytp.network.checks import check_at_most, check_known, check_probability, is_finite, shown
+from lossytp.network.checks import check_at_most, check_known, check_probability, is_finite, refuse_if, shown
 from lossytp.network.random_numbers import NEVER, Key, block_size, geometric
 from lossytp.network.random_numbers import Normals as Normals  # imported from here by others
 from lossytp.network.random_numbers import Stream as Stream
@@ -203,11 +203,9 @@ class GilbertElliott(ClosedForms):
         """
         check_probability("loss_rate", loss_rate)
         shortest = max(1.0, loss_rate / (1 - loss_rate)) if loss_rate < 1 else math.inf
-        if not is_finite(mean_burst_packets) or mean_burst_packets < shortest * (1 - 1e-12):
-            raise ValueError(
-                f"mean_burst_packets = {shown(mean_burst_packets)} does not fit loss_rate = {loss_rate:g}: "
-                f"give a finite number of at least {shortest:g}, or use Bernoulli"
-            )
+        fits = is_finite(mean_burst_packets) and mean_burst_packets >= shortest * (1 - 1e-12)
+        fault = f"does not fit loss_rate = {loss_rate:g}: give a finite number from {shortest:g} on, or use Bernoulli"
+        refuse_if(not fits, "mean_burst_packets", mean_burst_packets, fault)
         p_bad_to_good = min(1.0, 1 / mean_burst_packets)
         p_good_to_bad = min(1.0, loss_rate * p_bad_to_good / (1 - loss_rate))
         return cls(p_good_to_bad=p_good_to_bad, p_bad_to_good=p_bad_to_good)
@@ -575,7 +573,5 @@ def from_netem(text: str) -> Bernoulli | GilbertElliott | FourState:
             return GilbertElliott(p_good_to_bad=leave, p_bad_to_good=back, loss_bad=bad, loss_good=good)
         if kind == "loss state" and len(numbers) <= 5:
             return FourState(*numbers, *[1 - numbers[0], 0.0, 1.0, 0.0][len(numbers) - 1 :])
-    raise ValueError(
-        f"netem = {shown(text)} is not understood: write 'loss random 1%' or 'loss gemodel 1% 19% 100% 0%' or "
-        "'loss state 1% 20% 5% 30% 0.1%', with 0 to 100 %"
-    )
+    fix = "write 'loss random 1%', 'loss gemodel 1% 19% 100% 0%' or 'loss state 1% 20% 5% 30% 0.1%', with 0 to 100 %"
+    raise ValueError(f"netem = {shown(text)} is not understood: {fix}")

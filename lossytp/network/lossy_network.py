@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from lossytp.network.checks import check_at_least, check_bool, check_is, check_known, check_names, check_number, shown
+from lossytp.network.checks import (
+    check_at_least,
+    check_bool,
+    check_is,
+    check_known,
+    check_names,
+    check_number,
+    refuse_if,
+    shown,
+)
 from lossytp.network.losses import NO_PACKETS, Bernoulli, LinkLosses, LossProcess, check_process
 from lossytp.network.random_numbers import Normals
 from lossytp.network.repairs import ZERO, ProtectFirst, Repair, repair_named
@@ -207,10 +216,7 @@ class LossyNetwork:
         """
         elements, tokens = max((hop.stop for hop in hops), default=0), self.positions
         if tokens is None or not len(tokens) or elements % len(tokens):
-            raise ValueError(
-                "the positions of a message's tokens are not known here: call the model itself, which counts them, and "
-                "not its layers or a pipeline"
-            )
+            raise ValueError("the positions of a message's tokens are not known here: call the model itself")
         first, stop = positions  # type: ignore[misc]
         before = np.concatenate([[0], np.cumsum((tokens >= first) & (tokens < stop))])
         found, width = [], elements // len(tokens)
@@ -374,9 +380,7 @@ class LossyNetwork:
             counters.load_state_dict(state["counters"])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise ValueError(
-                f"state = {shown(state)} cannot be loaded ({reason}): give what state_dict() returned"
-            ) from error
+            raise ValueError(f"state = {shown(state)} cannot be loaded ({reason}): give a state_dict()") from error
         self._training = self._streams = streams
         self.counters = counters
 
@@ -399,9 +403,7 @@ class LossyNetwork:
         for name in [*mine, *theirs]:
             one, other = (settings.get(name, settings.get("process")) for settings in (theirs, mine))
             if one != other:
-                raise ValueError(
-                    f"the state is of a network with {name} = {one}, this one has {other}: give the same {name}"
-                )
+                raise ValueError(f"the state is of a network with {name} = {one}, not {other}: give the same {name}")
 
 
 def described(value: object) -> str:
@@ -529,16 +531,10 @@ class CommConfig:
         """Raise ValueError unless a packet carries whole blocks, and so each block's scale."""
         itemsize, block = self.block(1)
         capacity = wire.elements_per_packet(itemsize, block)
-        if capacity == 0:
-            raise ValueError(
-                f"mtu_bytes = {wire.mtu_bytes} leaves a packet no room for a block of wire_dtype = "
-                f"{self.wire_dtype!r}: give {wire.header_bytes + itemsize} or more"
-            )
-        if capacity % block:
-            raise ValueError(
-                f"wire_dtype = {self.wire_dtype!r} does not work with packets of {capacity} elements, because its "
-                f"blocks have {block}: give a multiple, or leave control = 'elements' out"
-            )
+        fault = f"holds no block of wire_dtype = {self.wire_dtype!r}: give {wire.header_bytes + itemsize} or more"
+        refuse_if(capacity == 0, "mtu_bytes", wire.mtu_bytes, fault)
+        fault = f"has blocks of {block} elements, but packets {capacity}: give a multiple, or no control = 'elements'"
+        refuse_if(capacity % block, "wire_dtype", self.wire_dtype, fault)
 
     @property
     def own_streams(self) -> bool:
@@ -562,8 +558,5 @@ class CommConfig:
         if self.repair.part("select") == ZERO:
             return
         for src, dst in sorted(self.lossy_links(ranks, None)):
-            if network.loss_rate(src, dst) == 1:
-                raise ValueError(
-                    f"repair = '{self.repair}' cannot work, because the link {src}>{dst} loses every packet: give it a "
-                    "loss rate below 1, or choose another repair"
-                )
+            fault = f"cannot work, because the link {src}>{dst} loses all: give it a rate below 1, or choose another"
+            refuse_if(network.loss_rate(src, dst) == 1, "repair", str(self.repair), fault)

@@ -397,7 +397,5 @@ def check_links_within(links: Iterable[Link], num_ranks: int) -> None:
     """Raise ValueError if an end of a link is a rank above the last of `num_ranks` ranks."""
     for src, dst in links:
         if max(src, dst) >= num_ranks:
-            raise ValueError(
-                f"link {src}>{dst} names rank {max(src, dst)}, which is above {num_ranks - 1}, the last of "
-                f"{num_ranks} ranks: name links among ranks 0 to {num_ranks - 1}"
-            )
+            what = f"link {src}>{dst} names rank {max(src, dst)}, above the last of {num_ranks} ranks"
+            raise ValueError(f"{what}: name links among ranks 0 to {num_ranks - 1}")

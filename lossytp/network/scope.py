@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_known, refuse_if
 from lossytp.network.routes import Link, checked_link
 
 
@@ -113,10 +113,8 @@ class Counters:
         for name, mine in self._tables().items():
             for row, counts in other._tables()[name].items():
                 if mine.setdefault(row, list(counts)) != counts:
-                    raise ValueError(
-                        f"processes disagree on the traffic of {row}: {mine[row]} and {counts}; give all the same "
-                        "seed, loss process and packet size"
-                    )
+                    what = f"processes disagree on the traffic of {row}: {mine[row]} and {counts}"
+                    raise ValueError(f"{what}; give all the same seed, loss process and packet size")
 
     def add_all(self, earlier: "Counters") -> None:
         """Add what was counted before, on the same rows or on others."""
@@ -184,11 +182,9 @@ class Scope:
             ends = tuple(given) if isinstance(given, tuple | list) else ()
             if given is None:
                 continue
-            if len(ends) != 2 or not all(isinstance(end, Integral) for end in ends) or not 0 <= ends[0] < ends[1]:
-                raise ValueError(
-                    f"{name} = {given} is not a range: give the first of the {name} and the one after the last, such "
-                    "as (0, 2), or 0:2 as a flag"
-                )
+            fault = "is not a range: give the first one and the one after the last, such as (0, 2), or 0:2 as a flag"
+            whole = len(ends) == 2 and all(isinstance(end, Integral) for end in ends)
+            refuse_if(not whole or not 0 <= ends[0] < ends[1], name, given, fault)
             object.__setattr__(self, name, ends)
 
     def covers(self, site: Site | None) -> bool:

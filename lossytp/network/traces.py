@@ -22,6 +22,7 @@ from lossytp.network.checks import (
     check_known,
     check_probability,
     printable,
+    refuse_if,
     shown,
 )
 from lossytp.network.losses import (
@@ -66,11 +67,8 @@ class Trace(ClosedForms):
         lost = np.asarray(self.lost)
         ends = np.concatenate(([-1], lost, [self.num_packets])) if lost.ndim == 1 else np.zeros(2)
         whole = not lost.size or (lost.dtype.kind in "iuf" and not (lost % 1).any())
-        if not whole or not (np.diff(ends) > 0).all():
-            raise ValueError(
-                f"lost = {shown(self.lost)} is not a rising list of whole numbers from 0, below num_packets = "
-                f"{self.num_packets}: give one, or use from_indicators for one 0 or 1 per packet"
-            )
+        fault = f"is no rising list of numbers below num_packets = {self.num_packets}: give one, or use from_indicators"
+        refuse_if(not whole or not (np.diff(ends) > 0).all(), "lost", self.lost, fault)
         lost = lost.astype(np.int64)
         lost.setflags(write=False)
         object.__setattr__(self, "lost", lost)
@@ -102,10 +100,9 @@ class Trace(ClosedForms):
         """Return the trace of one number per packet, (num_packets,) or (num_packets, 1): 1 for a lost one, else 0."""
         indicators = np.asarray(is_lost)
         indicators = indicators[:, 0] if indicators.shape[1:] == (1,) else indicators
-        if indicators.ndim != 1 or not np.isin(indicators, (0, 1)).all():
-            raise ValueError(
-                f"is_lost, of shape {indicators.shape}, is not a list of zeros and ones: give one 0 or 1 per packet"
-            )
+        wrong = indicators.ndim != 1 or not np.isin(indicators, (0, 1)).all()
+        fault = "is not a list of zeros and ones: give one 0 or 1 per packet"
+        refuse_if(wrong, "is_lost", is_lost, fault)
         return cls(lost=np.flatnonzero(indicators), num_packets=len(indicators))
 
     @classmethod
@@ -128,9 +125,7 @@ class Trace(ClosedForms):
         else:
             lost = np.concatenate([np.empty(0, np.bool_), *lists_in(file)])
         if not len(lost):
-            raise ValueError(
-                f"trace {file} holds no packets as zeros and ones: read it with python -m lossyprobe import {file}"
-            )
+            raise ValueError(f"trace {file} holds no packets: read it with python -m lossyprobe import {file}")
         trace = cls.from_indicators(lost)
         if trace.loss_rate > 0.5:
             print(f"trace {file}: {DOUBT.format(trace.loss_rate)}", file=sys.stderr)
@@ -200,10 +195,8 @@ class PerPacket:
         """Return which of these packets are lost, bool (num_packets,)."""
         lost = np.asarray(self.is_lost(packets, uniforms))
         if lost.shape != packets.shape or lost.dtype != bool:
-            raise ValueError(
-                f"is_lost gave {lost.dtype} of shape {lost.shape} for {len(packets)} packets: return a bool for each, "
-                f"shape ({len(packets)},)"
-            )
+            gave = f"is_lost gave {lost.dtype} of shape {lost.shape} for {len(packets)} packets"
+            raise ValueError(f"{gave}: return a bool for each, shape ({len(packets)},)")
         return lost
 
     @cached_property
@@ -363,10 +356,8 @@ class Correlated(ClosedForms):
         leave = 2 * turn / (x + y + math.sqrt((x + y) ** 2 - 4 * x * y * turn)) if turn else whole.p_bad_to_good
         if leave > 1 + 1e-12:
             shortest = loss_rate / ((1 - loss_rate) * (x + y - x * y))
-            raise ValueError(
-                f"mean_burst_packets = {mean_burst_packets!r} is too short for a loss rate of {loss_rate:g} and "
-                f"shared = {shared:g}: give at least {shortest:.6g}"
-            )
+            fault = f"is too short for loss_rate = {loss_rate:g} and shared = {shared:g}: give {shortest:.6g} or more"
+            raise ValueError(f"mean_burst_packets = {mean_burst_packets!r} {fault}")
         leave = min(1.0, leave)
         parts = (GilbertElliott(p_good_to_bad=min(1.0, odds * leave), p_bad_to_good=leave) for odds in (x, y))
         return cls(common=next(parts), private=next(parts), switch=switch)

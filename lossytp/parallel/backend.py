@@ -67,9 +67,7 @@ def init_process_group(
     check_known("wraps", wraps, BACKENDS)
     comm = backend_comm(**settings)
     if not under_torchrun():
-        raise ValueError(
-            "torch.distributed needs several processes: start with torchrun --standalone --nproc_per_node 2"
-        )
+        raise ValueError("torch.distributed needs several processes: start torchrun --standalone --nproc_per_node 2")
     if dist.is_initialized():
         raise ValueError("torch.distributed is initialised already: call destroy_process_group() first")
     rank, world = rank_and_world_size()
@@ -189,9 +187,7 @@ def _join(rank: int, world: int, timeout_s: float) -> Store:
     try:  # TCPStore would try for a long time, and fail with many lines
         socket.getaddrinfo(host, port)
     except (OSError, UnicodeError) as error:
-        raise ValueError(
-            f"MASTER_ADDR = {host!r} names no machine ({error}): give the name or address of rank 0's machine"
-        ) from error
+        raise ValueError(f"MASTER_ADDR = {host!r} names no machine ({error}): give that of rank 0's machine") from error
     is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not is_host:
         fix = "start it, or correct MASTER_ADDR or MASTER_PORT"
@@ -227,10 +223,8 @@ def _compared(store: Store, rank: int, world: int, mine: dict[str, Any], timeout
             for name in {**everyone[0], **everyone[other]}:
                 first, theirs = (everyone[number].get(name) for number in (0, other))
                 if first != theirs and name != "gpu":
-                    raise ValueError(
-                        f"{name} = {shown(first)} on rank 0 and {shown(theirs)} on rank {other}: start all processes "
-                        "of a job alike"
-                    )
+                    what = f"{name} = {shown(first)} on rank 0 and {shown(theirs)} on rank {other}"
+                    raise ValueError(f"{what}: start all processes of a job alike")
     except ValueError:
         store.set(f"{rank} knows", "")
         if rank == 0:  # its store must not end before the others know, too

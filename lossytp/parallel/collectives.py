@@ -28,7 +28,7 @@ from scipy.linalg import hadamard
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from lossytp.network.checks import check_is
+from lossytp.network.checks import check_is, refuse_if
 from lossytp.network.losses import NO_PACKETS, Stream
 from lossytp.network.lossy_network import TRAINING, WIRE_DTYPES, CommConfig, LossyNetwork
 from lossytp.network.repairs import (
@@ -70,23 +70,18 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **comm: Any) -> Tensor:
     """
     check_is("x_RN", x_RN, Tensor, "stacked messages, such as torch.randn(4, 1000)")
     if x_RN.ndim != 2 or not x_RN.is_floating_point():
-        raise ValueError(
-            f"x_RN is {x_RN.dtype} of shape {tuple(x_RN.shape)}: stack floating-point messages to (ranks, elements)"
-        )
+        what = f"x_RN is {x_RN.dtype} of shape {tuple(x_RN.shape)}"
+        raise ValueError(f"{what}: stack floating-point messages to (ranks, elements)")
     collective = LossyCollective(network, RankGroup(len(x_RN)), CommConfig.named(**comm))
     repair, own_streams = collective.comm.repair, collective.comm.own_streams
     if collective.comm.sequence_parallel:
         raise ValueError("sequence_parallel = True does not all-reduce: leave it out")
     check_reaches(network, collective.group, collective.comm)
-    if not any(network.scope.covers(NOWHERE._replace(phase=phase)) for phase in PHASES):
-        raise ValueError(
-            f"scope = {network.scope} leaves out a single sum, which belongs to no layer, module or direction: give "
-            "only a phase, or no scope"
-        )
-    if repair.remembers:
-        raise ValueError(
-            f"repair = '{repair}' does not work for a single sum, before which nothing arrived: choose another"
-        )
+    inside = any(network.scope.covers(NOWHERE._replace(phase=phase)) for phase in PHASES)
+    fault = "leaves out a sum that is of no layer, module or direction: give only a phase, or no scope"
+    refuse_if(not inside, "scope", network.scope, fault)
+    fault = "does not work for a single sum, before which nothing arrived: choose another"
+    refuse_if(repair.remembers, "repair", str(repair), fault)
     result = collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format))
     return result if own_streams else result.expand_as(x_RN).clone()
 

@@ -22,7 +22,7 @@ from transformers.activations import ACT2FN
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
-from lossytp.network.checks import check_bool, check_is
+from lossytp.network.checks import check_bool, check_is, refuse_if
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.network.repairs import ProtectFirst
 from lossytp.parallel.collectives import LossyCollective, collective_of
@@ -103,9 +103,7 @@ class SavesDense:
             ValueError: for a `state_dict`, which would hold shards.
         """
         if state_dict is not None:
-            raise ValueError(
-                f"state_dict has {len(state_dict)} tensors, but a tensor-parallel model gathers its own: leave it out"
-            )
+            raise ValueError("state_dict has no use, as a tensor-parallel model gathers its own: leave it out")
         model: Any = self
         dense = gather(model)
         if is_main_process and not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0):
@@ -344,16 +342,12 @@ def parallelize(
         world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
         group = RankGroup(tensor_parallel_size, process_group=world)
     check_is("group", group, RankGroup, "one, such as RankGroup(4)")
-    if group.size != tensor_parallel_size:
-        raise ValueError(
-            f"tensor_parallel_size = {tensor_parallel_size}, but the group has {group.size} ranks: leave one out"
-        )
+    fault = f"is not the group's {group.size} ranks: leave one out"
+    refuse_if(group.size != tensor_parallel_size, "tensor_parallel_size", tensor_parallel_size, fault)
     check_bool("own_copies", own_copies)
     check_bool("share_memory", share_memory)
-    if share_memory and group.processes > 1:
-        raise ValueError(
-            f"share_memory = True, but each of {group.processes} processes holds a part of the model: leave it out"
-        )
+    fault = f"does not work where {group.processes} processes hold parts of the model: leave it out"
+    refuse_if(share_memory and group.processes > 1, "share_memory", share_memory, fault)
     if comm is None:
         comm = CommConfig.named(**settings)
     elif settings:
@@ -362,22 +356,17 @@ def parallelize(
     check_reaches(network, group, collective.comm)
     check_layers(network, len(blocks_of(model)))
     own_streams = collective.comm.own_streams
-    if own_copies and not own_streams:
-        raise ValueError(
-            "own_copies = True, but all ranks share a stream: give reliable_gather = False, or leave it out"
-        )
-    functional = [name for name in FUNCTIONAL_DROPOUTS if getattr(model.config, name, 0)]
-    if own_streams and functional:
-        raise ValueError(
-            f"{functional[0]} = {getattr(model.config, functional[0]):g} does not work with reliable_gather = False, "
-            f"because {type(model).__name__} would drop other elements on each rank: load the model with "
-            f"{functional[0]} = 0"
-        )
+    fault = "does not work where all ranks share a stream: give reliable_gather = False, or leave it out"
+    refuse_if(own_copies and not own_streams, "own_copies", own_copies, fault)
+    kind = type(model).__name__
+    fault = f"does not work with reliable_gather = False, as ranks would drop other elements: load the {kind} with 0"
+    for name in FUNCTIONAL_DROPOUTS:
+        refuse_if(own_streams and getattr(model.config, name, 0), name, getattr(model.config, name, 0), fault)
     summed = [module for _, _, style, module in named_by(plan_of(model, plan), model) if style == SUMMED]
     mixtures = experts_of(model, plan_of(model, plan), tensor_parallel_size)
     if (summed or mixtures) and own_copies:
         reason = "sum the gradients of replicated norms" if summed else "share the routers of experts"
-        raise ValueError(f"own_copies = True for {type(model).__name__}, whose ranks {reason}: leave it out")
+        raise ValueError(f"own_copies = True for {kind}, whose ranks {reason}: leave it out")
 
     def sharded(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
         kind: Any = RowParallelLinear if split.row else ColumnParallelLinear
@@ -535,9 +524,8 @@ def gpt2_splits(model: PreTrainedModel, tensor_parallel_size: int, implementatio
         TypeError: for another family.
     """
     if isinstance(model, PreTrainedModel) and not isinstance(model, GPT2PreTrainedModel):
-        raise TypeError(
-            f"implementation = {implementation!r} supports GPT-2, not a {type(model).__name__}: give 'lossytp'"
-        )
+        fault = f"supports GPT-2, not a {type(model).__name__}: give 'lossytp'"
+        raise TypeError(f"implementation = {implementation!r} {fault}")
     return dense_splits(model, tensor_parallel_size, GPT2_PLAN)
 
 

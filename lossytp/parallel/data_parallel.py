@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
+from lossytp.network.checks import refuse_if
 from lossytp.parallel.plans import blocks_of, draw_, values_of
 
 DataParallelType = Literal["ddp", "fsdp"]
@@ -37,11 +38,9 @@ def data_parallel(
         custom: whether to use this project's code in place of PyTorch's. PyTorch's FSDP2 changes `model` itself, the
             others wrap it.
     """
-    if kind == "fsdp" and any(getattr(layer, "has_copies", False) for layer in model.modules()):
-        raise ValueError(
-            "data_parallel_type = 'fsdp' does not work where ranks hold copies of key-value heads: give 'ddp', or "
-            f"tensor_parallel_size = {getattr(model.config, 'num_key_value_heads', 1)} or less"
-        )
+    copies = kind == "fsdp" and any(getattr(layer, "has_copies", False) for layer in model.modules())
+    fix = f"give 'ddp', or tensor_parallel_size = {getattr(model.config, 'num_key_value_heads', 1)} or less"
+    refuse_if(copies, "data_parallel_type", kind, f"does not work where ranks hold copies of key-value heads: {fix}")
     if custom and kind == "fsdp":
         return FlatFSDP(model, mesh.get_group(), blocks=blocks_of(model))
     if custom:
@@ -80,10 +79,8 @@ class _Replica(nn.Module):
         missing = self._missing()
         self._reset()
         if missing:
-            raise RuntimeError(
-                f"backward gave no gradient to {len(missing)} parameters, such as {missing[0]}: freeze what the "
-                "training loss does not use, with requires_grad_(False)"
-            )
+            which = f"backward gave no gradient to {len(missing)} parameters, such as {missing[0]}"
+            raise RuntimeError(f"{which}: freeze what the training loss does not use, with requires_grad_(False)")
 
 
 # Backward reaches the last layers first. So the gradients lie
@@ -218,11 +215,8 @@ class FlatUnit:
     def __init__(self, parameters: list[tuple[Member, nn.Parameter]], group: ProcessGroup) -> None:
         first = parameters[0][1]
         for member, parameter in parameters:
-            if parameter.dtype != first.dtype:
-                raise ValueError(
-                    f"{member.name} is {parameter.dtype} and {parameters[0][0].name} {first.dtype}: convert the model "
-                    "to one dtype"
-                )
+            fault = f"of {member.name} is not that of {parameters[0][0].name}, {first.dtype}: convert to one dtype"
+            refuse_if(parameter.dtype != first.dtype, "dtype", parameter.dtype, fault)
         self.members, self.group = [member for member, _ in parameters], group
         self.shapes = [parameter.shape for _, parameter in parameters]
         self.each = -(-sum(shape.numel() for shape in self.shapes) // group.size())

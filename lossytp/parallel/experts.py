@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
+from lossytp.network.checks import refuse_if
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.layers import outside_graphs
@@ -46,24 +47,15 @@ def experts_of(model: PreTrainedModel, plan: Plan, size: int) -> list[ExpertsSpl
             continue
         pieces = {}
         for weight, values in experts.named_parameters():
-            given = style_of(plan, f"{name}.{weight}")
-            if given not in STYLES:
-                raise ValueError(
-                    f"the plan's style {given!r} of {name}.{weight} is not supported: give a plan where the experts' "
-                    f"weights are {', '.join(STYLES)}"
-                )
+            given = style_of(plan, f"{name}.{weight}") or "none"
+            fault = f"of {name}.{weight} is not supported: give a plan of experts' weights in {', '.join(STYLES)}"
+            refuse_if(given not in STYLES, "style", given, fault)
             axis, number = pieces[weight] = STYLES[given]
-            if values.shape[axis] % (number * size):
-                raise ValueError(
-                    f"tensor_parallel_size = {size} does not divide the {values.shape[axis] // number} units of "
-                    f"{name}: choose a divisor"
-                )
+            fault = f"does not divide the {values.shape[axis] // number} units of {name}: choose a divisor"
+            refuse_if(values.shape[axis] % (number * size), "tensor_parallel_size", size, fault)
         units = {each: values.shape[pieces[each][0]] // pieces[each][1] for each, values in experts.named_parameters()}
-        if len(set(units.values())) > 1:
-            raise ValueError(
-                f"the plan splits {name} into slices of different units ({units}): give packed_colwise for a weight of "
-                "two projections side by side"
-            )
+        fault = f"are slices of different units of {name}: give packed_colwise for two projections side by side"
+        refuse_if(len(set(units.values())) > 1, "plan's slices", units, fault)
         splits.append(ExpertsSplit(experts, pieces, layer))
     return splits
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from lossytp.network.checks import check_number
+from lossytp.network.checks import check_number, refuse_if
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.network.repairs import ZERO, Hadamard, Rescale
 from lossytp.network.routes import Link, check_links_within
@@ -42,13 +42,9 @@ class RankGroup:
 
     def __post_init__(self) -> None:
         check_number("tensor_parallel_size", self.size, Integral, "the number of ranks")
-        if self.size < 1:
-            raise ValueError(f"tensor_parallel_size = {self.size} is below 1: give the number of ranks")
-        if self.size % self.processes:
-            raise ValueError(
-                f"tensor_parallel_size = {self.size} is not a multiple of the {self.processes} processes that share "
-                f"the ranks: give a multiple of {self.processes}, or start fewer processes"
-            )
+        refuse_if(self.size < 1, "tensor_parallel_size", self.size, "is below 1: give the number of ranks")
+        fault = f"is no multiple of its {self.processes} processes: give one, or start fewer processes"
+        refuse_if(self.size % self.processes, "tensor_parallel_size", self.size, fault)
         if self.first_rank < 0:
             object.__setattr__(self, "first_rank", self._first_process() * self.size // self.processes)
         if not self.name:
@@ -64,11 +60,9 @@ class RankGroup:
         from torch.distributed import get_process_group_ranks
 
         processes = get_process_group_ranks(self.process_group)
-        if processes != [*range(processes[0], processes[0] + len(processes))]:
-            raise ValueError(
-                f"process_group = processes {processes}, which are not neighbours, so their links have no names: give "
-                "a group of neighbours, or first_rank"
-            )
+        apart = processes != [*range(processes[0], processes[0] + len(processes))]
+        fault = "has processes that are not neighbours, so its links have no names: give neighbours, or first_rank"
+        refuse_if(apart, "process_group", processes, fault)
         return processes[0]
 
     @property
@@ -142,10 +136,8 @@ def check_divides(tensor_parallel_size: int, *, heads: int = 0, inner: int = 0, 
     fits = sizes_that_divide(heads=heads, inner=inner, key_value_heads=key_value_heads)
     if heads + inner and tensor_parallel_size not in fits:
         several = fits[1:] or fits  # one rank alone sends nothing
-        raise ValueError(
-            f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's {' and its '.join(counts)}: "
-            f"choose one of {', '.join(map(str, several))}"
-        )
+        fault = f"does not divide the model's {' and its '.join(counts)}: choose one of {', '.join(map(str, several))}"
+        raise ValueError(f"tensor_parallel_size = {tensor_parallel_size} {fault}")
 
 
 def sizes_that_divide(*, heads: int = 0, inner: int = 0, key_value_heads: int = 0) -> list[int]:
@@ -179,19 +171,13 @@ class Layout:
 
     def __post_init__(self) -> None:
         replicas = self.data_parallel_size * self.pipeline_parallel_size
-        if self.world_size % replicas:
-            raise ValueError(
-                f"data_parallel_size = {self.data_parallel_size} and pipeline_parallel_size = "
-                f"{self.pipeline_parallel_size} need {replicas} processes, or a multiple, and there are "
-                f"{self.world_size}: start with torchrun --standalone --nproc_per_node {replicas}"
-            )
+        fault = f"does not divide {self.world_size} processes: start torchrun --standalone --nproc_per_node {replicas}"
+        refuse_if(self.world_size % replicas, "data_parallel_size * pipeline_parallel_size", replicas, fault)
         if self.tensor_parallel_size % self.tensor_processes:
             fits = [n for n in range(self.tensor_parallel_size, 0, -1) if self.tensor_parallel_size % n == 0]
-            raise ValueError(
-                f"tensor_parallel_size = {self.tensor_parallel_size} cannot be spread evenly over "
-                f"{self.tensor_processes} processes: start with torchrun --standalone --nproc_per_node "
-                f"{' or '.join(str(replicas * number) for number in fits)}"
-            )
+            each = " or ".join(str(replicas * number) for number in fits)
+            fault = f"cannot be spread evenly over {self.tensor_processes} processes: start with torchrun --standalone"
+            raise ValueError(f"tensor_parallel_size = {self.tensor_parallel_size} {fault} --nproc_per_node {each}")
 
     @property
     def tensor_processes(self) -> int:
@@ -242,9 +228,7 @@ def under_torchrun() -> bool:
     given = [name for name in VARIABLES if name in os.environ]
     missing = [name for name in VARIABLES if name not in os.environ]
     if given and missing:
-        raise ValueError(
-            f"{given[0]} is set but {', '.join(missing)} is not: start with torchrun, which sets {', '.join(VARIABLES)}"
-        )
+        raise ValueError(f"{given[0]} is set but {', '.join(missing)} is not: start with torchrun, which sets them all")
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT") if given else ():
         if not os.environ[name].isdigit() or (name == "MASTER_PORT" and not 0 < int(os.environ[name]) < 2**16):
             kind = "port, 1 to 65535" if name == "MASTER_PORT" else "whole number"
@@ -259,8 +243,7 @@ def rank_and_world_size() -> tuple[int, int]:
         ValueError: if a variable is missing or wrong, or they contradict each other.
     """
     rank, world_size = (int(os.environ[name]) for name in VARIABLES[:2]) if under_torchrun() else (0, 1)
-    if rank >= world_size:
-        raise ValueError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}: number the ranks from 0")
+    refuse_if(rank >= world_size, "RANK", rank, f"is not below WORLD_SIZE = {world_size}: number the ranks from 0")
     return rank, world_size
 
 
@@ -287,25 +270,19 @@ def check_reaches(network: LossyNetwork, group: RankGroup, comm: CommConfig) -> 
     if group.num_global_ranks > group.size or not comm.lossy_links(group.ranks, None):
         return
     if not lossy:
-        raise ValueError(
-            f"scope = Scope(phase={phase!r}) loses nothing, because the gather phase is reliable: give "
-            "reliable_gather = False and an algorithm whose sum can be lost on its way back, or leave phase out"
-        )
+        fix = "give reliable_gather = False with another algorithm, or leave phase out"
+        raise ValueError(f"scope = Scope(phase={phase!r}) loses nothing, as gathers are reliable here: {fix}")
     if named and not named & lossy:
-        raise ValueError(
-            f"the network names {_text(named)}, over which {comm.algorithm.name!r} of {group.size} "
-            f"ranks sends nothing that may be lost: name some of {_text(lossy)}"
-        )
+        what = f"the network names {_text(named)}, over which {comm.algorithm.name!r} sends nothing that may be lost"
+        raise ValueError(f"{what}: name some of {_text(lossy)}")
 
 
 def check_nodes(network: LossyNetwork, comm: CommConfig, ranks: int) -> None:
     """Raise ValueError if all links among the first `ranks` global ranks are within a node, so that nothing is lost."""
     links = () if network.ranks_per_node is None else comm.lossy_links(tuple(range(ranks)), None)
-    if links and all(network.within_node(*link) for link in links):
-        raise ValueError(
-            f"ranks_per_node = {network.ranks_per_node} puts all {ranks} ranks into one node, so nothing can be lost: "
-            f"give {ranks - 1} or less, or leave it out"
-        )
+    within = links and all(network.within_node(*link) for link in links)
+    fault = f"puts all {ranks} ranks into one node, so nothing can be lost: give {ranks - 1} or less, or leave it out"
+    refuse_if(within, "ranks_per_node", network.ranks_per_node, fault)
 
 
 def check_layers(network: LossyNetwork, blocks: int) -> None:

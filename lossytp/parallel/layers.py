@@ -164,7 +164,6 @@ def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, widt
 
 
 def _take_up(y: Tensor, collective: LossyCollective, widths: Widths) -> Tensor:
-    """Reverse `_lay_out`: return (L, T, O)."""
     if collective.comm.own_streams:
         return y.reshape(len(collective.group.local), -1, y.shape[-1])
     return _to_ranks(y.reshape(-1, y.shape[-1]), widths)
@@ -182,10 +181,8 @@ def outside_graphs(method: Callable) -> Callable:
     def run(*args: Any, **kwargs: Any) -> Any:
         compiling, tracing = torch.compiler.is_compiling(), torch._C._get_tracing_state() is not None
         if tracing or (compiling and torch.compiler.is_exporting()):
-            raise ValueError(
-                f"{'torch.export' if compiling else 'torch.jit.trace'} would repeat one call's packet losses: use "
-                "torch.compile, or gather(model) first"
-            )
+            graph = "torch.export" if compiling else "torch.jit.trace"
+            raise ValueError(f"{graph} would repeat one call's losses: use torch.compile, or gather(model) first")
         return (called_from_graph if compiling else method)(*args, **kwargs)
 
     return run

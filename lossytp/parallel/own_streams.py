@@ -164,9 +164,7 @@ def stream_distance(model: nn.Module) -> Iterator[Callable[[], list[float]]]:
     """
     own: Any = model
     if not hasattr(own, "rank_group"):
-        raise ValueError(
-            "all ranks share one stream: give reliable_gather = False to parallelize, or leave stream_distance out"
-        )
+        raise ValueError("all ranks share one stream: give reliable_gather = False, or measure no stream_distance")
     group, blocks = own.rank_group, blocks_of(own)
     squares = torch.zeros(len(blocks), 2, dtype=torch.float64)  # of distances, summed over ranks; of the mean
 

@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from transformers import PreTrainedModel
 
+from lossytp.network.checks import refuse_if
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.plans import blocks_of
 from lossytp.parallel.vocabulary import IGNORED
@@ -52,14 +53,11 @@ class Stage(nn.Module):
         children, blocks = list(model.base_model.children()), blocks_of(model)
         listed = next((n for n, child in enumerate(children) if isinstance(child, nn.ModuleList)), None)
         if not (self.is_language_model or type(model).__name__.endswith(CLASSIFIERS)) or listed is None:
-            raise TypeError(
-                f"a pipeline of a {type(model).__name__} is not supported: give a classifier or a language model, "
-                "whose base model lists its blocks"
-            )
-        if len(blocks) < num_stages:
-            raise ValueError(
-                f"pipeline_parallel_size = {num_stages} is above the model's {len(blocks)} blocks: give fewer"
-            )
+            kind = f"a {type(model).__name__}"
+            fix = "give a classifier or a language model whose base model lists its blocks"
+            raise TypeError(f"a pipeline of {kind} is not supported: {fix}")
+        fault = f"is above the model's {len(blocks)} blocks: give fewer"
+        refuse_if(len(blocks) < num_stages, "pipeline_parallel_size", num_stages, fault)
         self.index, self.is_first, self.is_last = index, index == 0, index == num_stages - 1
         self.exact_adjoint = exact_adjoint
         self.width, self.dtype = model.config.hidden_size, model.dtype
@@ -173,11 +171,9 @@ class Pipeline:
         self.process_group, self.device = process_group, device
         self.schedule, self.num_microbatches = schedule, num_microbatches
         self.index, self.num_stages = process_group.rank(), process_group.size()
-        if schedule == "1f1b" and num_microbatches < self.num_stages:
-            raise ValueError(
-                f"pipeline_microbatches = {num_microbatches} is below the {self.num_stages} stages, which 1f1b cannot "
-                f"keep busy: give {self.num_stages} or more, or gpipe"
-            )
+        fault = f"is below {self.num_stages} stages, which 1f1b cannot keep busy: give {self.num_stages}, or gpipe"
+        few = schedule == "1f1b" and num_microbatches < self.num_stages
+        refuse_if(few, "pipeline_microbatches", num_microbatches, fault)
         self.stage = Stage(model, self.index, self.num_stages, exact_adjoint)
         self.is_last = self.stage.is_last
         # by "train" and "eval", the last batch's shape and schedule alone, which holds hidden states of a whole batch

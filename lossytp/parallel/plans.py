@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2PreTrainedModel, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from lossytp.network.checks import check_is, shown
+from lossytp.network.checks import check_is, refuse_if, shown
 from lossytp.parallel.group import check_divides
 
 # Deferred models: no process ever holds the whole model. It has the shapes on the meta device, and a record of how each
@@ -198,9 +198,7 @@ def plan_of(model: PreTrainedModel, given: Plan | None = None) -> Plan:
         is_gpt2 = isinstance(model, GPT2PreTrainedModel)
         plan = GPT2_PLAN if is_gpt2 else getattr(model.config, "base_model_tp_plan", None)
         if not plan:
-            raise TypeError(
-                f"{type(model).__name__} has no tensor-parallel plan: give plan, such as {EXAMPLE}, or another model"
-            )
+            raise TypeError(f"{type(model).__name__} has no tensor-parallel plan: give plan, such as {EXAMPLE}")
         return dict(plan)
     weights = [name for name, _ in model.base_model.named_parameters()]  # a plan names those of experts, too
     check_is("plan", given, Mapping, f"patterns and the names of their styles, such as {EXAMPLE}")
@@ -226,22 +224,16 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
         if kind in (SUMMED, EXPERTS):
             mixtures += kind == EXPERTS
             continue
-        if kind not in COLUMN | ROW or not re.fullmatch(r"([1-9]\d*)?", projections):
-            raise ValueError(
-                f"the plan's style {style!r} of {name} is not supported: give plan with the styles "
-                f"{', '.join([*COLUMN, *ROW, SUMMED, EXPERTS])}; expert parallelism is not supported"
-            )
+        known = kind in COLUMN | ROW and re.fullmatch(r"([1-9]\d*)?", projections)
+        fault = f"of {name} is not supported: give plan with {', '.join([*COLUMN, *ROW, SUMMED, EXPERTS])}"
+        refuse_if(not known, "style", style, fault)
         parent = name.rpartition(".")[0]
         if own := [name for name, _ in model.base_model.get_submodule(parent).named_parameters(recurse=False)]:
-            raise ValueError(
-                f"{parent} of {type(model).__name__} has parameters of its own ({', '.join(own)}), which no style "
-                "splits: give a plan without its layers, or another model"
-            )
+            what = f"{parent} of {type(model).__name__} has parameters of its own ({', '.join(own)})"
+            raise ValueError(f"{what}, which no style splits: give a plan without its layers, or another model")
         if type(module) not in LINEAR:
-            raise TypeError(
-                f"{name} is of type {type(module).__name__}, not a dense linear layer: give the dense model, or "
-                "gather() it first"
-            )
+            what = f"{name} is of type {type(module).__name__}, not a dense linear layer"
+            raise TypeError(f"{what}: give the dense model, or gather() it first")
         block = "attention" if "att" in parent else "mlp"
         if kind in ROW:
             rows.append(LayerSplit((module,), True, ROW[kind], 1, layer, block))
@@ -260,10 +252,8 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
     sites = [{(split.layer, split.module) for split in splits if split.row is row} for row in (False, True)]
     if not (splits or mixtures) or sites[0] != sites[1]:
         layer, block = min(sites[0] ^ sites[1], default=(0, "mlp"))
-        raise ValueError(
-            f"the plan shards block {layer}'s {block} not both by outputs and by inputs: name its first layers as "
-            '"colwise" and its last as "rowwise"'
-        )
+        fix = 'name its first layers as "colwise" and its last as "rowwise"'
+        raise ValueError(f"the plan shards block {layer}'s {block} not both by outputs and by inputs: {fix}")
     return splits
 
 
@@ -287,11 +277,8 @@ def check_size(model: PreTrainedModel, splits: list[LayerSplit], size: int) -> N
     for split in splits:
         widths = (len(weight_and_bias(split.linears[0])[0]),) if split.row else split.widths
         for width, copies in zip(widths, split.copies(size), strict=True):
-            if width * copies % size:
-                raise ValueError(
-                    f"tensor_parallel_size = {size} does not divide the {width} units of a layer of block "
-                    f"{split.layer}'s {split.module}: choose a divisor"
-                )
+            fault = f"does not divide {width} units of block {split.layer}'s {split.module}: choose a divisor"
+            refuse_if(width * copies % size, "tensor_parallel_size", size, fault)
 
 
 def blocks_of(model: Any) -> list[Any]:
@@ -306,7 +293,6 @@ def style_of(plan: Plan, name: str) -> str | None:
 
 
 def _regex(pattern: str) -> re.Pattern:
-    """Return the regular expression of a plan's pattern, whose first group is the number of the block."""
     return re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+"))
 
 
@@ -323,8 +309,6 @@ def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, An
     if not found:
         prefix = f"{model.base_model_prefix}."
         hint = f", and without {prefix!r}" if any(pattern.startswith(prefix) for pattern in plan) else ""
-        raise ValueError(
-            f"the plan's pattern {shown(' or '.join(plan))} names no module of {type(model).__name__}: write it as in "
-            f"{EXAMPLE}{hint}"
-        )
+        fault = f"names no module of {type(model).__name__}: write it as in {EXAMPLE}{hint}"
+        raise ValueError(f"the plan's pattern {shown(' or '.join(plan))} {fault}")
     return list(found)

@@ -257,5 +257,4 @@ def _whole(name: str, shape: Numbers) -> Part:
 
 
 def _oriented(part: Part, shape: Numbers, offsets: Numbers, transposed: bool) -> Part:
-    """Return the part of a dense tensor that has this shape, or whose transpose has it."""
     return part._replace(shape=shape[::-1] if transposed else shape, offsets=offsets, transposed=transposed)

@@ -201,15 +201,11 @@ def split_vocabulary_(model: PreTrainedModel, *, lossy_gather: bool = False) -> 
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
     if collective is None or type(embedding) is not nn.Embedding or type(head) is not nn.Linear:
-        raise TypeError(
-            f"{type(model).__name__} is not a tensor-parallel language model with a plain embedding and head: give a "
-            "language model that parallelize returned"
-        )
+        what = f"{type(model).__name__} is not a tensor-parallel language model with a plain embedding and head"
+        raise TypeError(f"{what}: give one that parallelize returned")
     if not collective.comm.one_stream:
-        raise ValueError(
-            "enable_loss_parallelism = True does not work where ranks have no common stream: give reliable_gather = "
-            "True and no sequence_parallel"
-        )
+        fix = "give reliable_gather = True and no sequence_parallel"
+        raise ValueError(f"enable_loss_parallelism = True needs ranks with a common stream: {fix}")
     weight = _shard(embedding.weight, collective.group)
     own = weight if head.weight is embedding.weight else _shard(head.weight, collective.group)
     bias = None if head.bias is None else _shard(head.bias, collective.group)

@@ -35,7 +35,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_known, refuse_if
 from lossytp.training.command_line import read_yaml, run_as_command
 from lossytp.training.config import RunSettings, settings_class
 from lossytp.training.settings import Count, CountFromZero, Settings
@@ -123,12 +123,9 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         check_known("profile", profile, grid.profiles)
         settings = Profile.from_dict(grid.profiles[profile])
         if bool(grid.outputs) == bool(settings.cells_per_notebook):
-            raise ValueError(
-                "cells_per_notebook and outputs, which are made of all cells, exclude each other: give one"
-            )
+            raise ValueError("cells_per_notebook and outputs, which are of all cells, exclude each other: give one")
         for name in OTHER_KEYS:
-            if name in settings.base:
-                raise ValueError(f"base sets {name}, which the grid sets for each cell: leave it out")
+            refuse_if(name in settings.base, f"base: {name}", settings.base.get(name), "is the grid's: leave it out")
         _check_notebook(folder / f"{grid.notebook}.ipynb", grid.processes)
         tasks, arms = _tasks(folder / "tasks.yaml", settings.tasks), _arms(settings.arms)
         cells = [
@@ -168,13 +165,10 @@ def _errors_name(file: Path) -> Iterator[None]:
 
 
 def _check_notebook(file: Path, processes: int) -> None:
-    if not file.is_file():
-        raise ValueError(f"notebook = {file.stem!r} is not in {file.parent}: give one that is")
-    if processes > 1 and STARTS_PROCESSES not in file.read_text(encoding="utf-8"):
-        raise ValueError(
-            f"processes = {processes} does not suit notebook = {file.stem!r}, whose cells run in one process: leave "
-            f"processes out, or give a notebook that imports {STARTS_PROCESSES}"
-        )
+    refuse_if(not file.is_file(), "notebook", file.stem, f"is not in {file.parent}: give one that is")
+    alone = processes > 1 and STARTS_PROCESSES not in file.read_text(encoding="utf-8")
+    fault = f"does not suit {file.stem}: leave it out, or give a notebook that imports {STARTS_PROCESSES}"
+    refuse_if(alone, "processes", processes, fault)
 
 
 def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
@@ -195,11 +189,8 @@ def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
         if not isinstance(arm.get("arm"), str):
             raise ValueError(f"arm {arm} has no name: give it as the text of arm")
         for name, values in lists.items():
-            if not isinstance(values, list) or not values or name in OTHER_KEYS:
-                raise ValueError(
-                    f"arm {name} = {values!r} is not allowed: give a list of values, and leave "
-                    f"out {', '.join(OTHER_KEYS)}"
-                )
+            wrong = not isinstance(values, list) or not values or name in OTHER_KEYS
+            refuse_if(wrong, name, values, f"is no list of values: give one, and leave out {', '.join(OTHER_KEYS)}")
         found += [(arm["arm"], dict(zip(lists, each, strict=True))) for each in itertools.product(*lists.values())]
     return found
 
@@ -216,10 +207,8 @@ def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell
     config = config.replace(output_dir=str(place / name))
     layout = config.parallelism
     ranks = config.network.tensor_parallel_size * layout.data_parallel_size * layout.pipeline_parallel_size
-    if processes not in (1, ranks):
-        raise ValueError(
-            f"processes = {processes} does not match a cell of {ranks} ranks: give {ranks}, or leave it out"
-        )
+    fault = f"does not match a cell of {ranks} ranks: give {ranks}, or leave it out"
+    refuse_if(processes not in (1, ranks), "processes", processes, fault)
     return Cell(_arm_name(arm, config), config)
 
 
@@ -228,10 +217,8 @@ def _arm_name(arm: str, config: RunSettings) -> str:
     try:
         return arm.format_map(config.as_dict() | {"loss_rate": config.network.process_rate})
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(
-            f"arm {arm!r} cannot be filled in ({type(error).__name__}: {error}): name parameters, such as "
-            "{loss_rate:g}, and double each literal brace"
-        ) from error
+        fault = f"cannot be filled in ({type(error).__name__}: {error})"
+        raise ValueError(f"arm {arm!r} {fault}: name parameters, as {{loss_rate:g}}; double other braces") from error
 
 
 def main() -> None:

@@ -21,9 +21,10 @@ import psutil
 from papermill.exceptions import PapermillExecutionError
 from traitlets.config import Config
 
-from lossytp.network.checks import check_names
+from lossytp.network.checks import check_names, refuse_if
 from lossytp.study.parameters import IN_ONE_LINE
 from lossytp.training.command_line import run_as_command
+from lossytp.training.files import check_writable
 
 WATCH_SECONDS = 0.5
 CHECKS = "lossytp.study.parameters"  # a notebook that imports it checks its parameters itself
@@ -38,10 +39,7 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
         check_names(parameters, papermill.inspect_notebook(str(notebook)))
     if output.is_dir():
         raise ValueError(f"{output} is a folder: give the path of a file")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{output} cannot be written ({error.strerror}): give another path") from error
+    check_writable(str(output.parent), "the folder of OUTPUT")
     filters = dict.fromkeys(filter(None, [*os.environ.get("PYTHONWARNINGS", "").split(","), NO_WIDGETS]))
     os.environ["PYTHONWARNINGS"] = ",".join(filters)  # for the kernel, which takes this process's environment
     with tempfile.TemporaryDirectory(prefix="ltp") as sockets:  # a short path: ipc socket names are limited
@@ -95,8 +93,7 @@ def main() -> None:
     arguments = parser.parse_args()
     watched = os.environ.get("LOSSYTP_RUN_PID")
     if watched is not None:
-        if not watched.isdecimal():
-            raise ValueError(f"LOSSYTP_RUN_PID = {watched!r} is not a process number: give one, or unset it")
+        refuse_if(not watched.isdecimal(), "LOSSYTP_RUN_PID", watched, "is not a process number: give one, or unset it")
         end_with(int(watched))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     logging.getLogger("papermill").setLevel(logging.ERROR)  # parameters are checked, so its warnings of them say less

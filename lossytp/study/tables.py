@@ -69,10 +69,8 @@ def tidy(records: list[dict]) -> pd.DataFrame:
         copies = table[[*settings[0], "processes"]].astype(str).duplicated()
         if copies.any():
             row = table[copies].iloc[0]
-            raise ValueError(
-                f"seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g} has two records: tabulate them "
-                "separately"
-            )
+            what = f"seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g}"
+            raise ValueError(f"{what} has two records: tabulate them separately")
         table["implementation"] = [record["implementation"] for record in records]  # the one that ran
     return table
 

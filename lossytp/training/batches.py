@@ -106,7 +106,6 @@ class TokenizedSplit:
         return torch.from_numpy(self.tokens[self.offsets[sequence] : self.offsets[sequence + 1]].astype(np.int64))
 
     def _padded(self, rows: list[Tensor], side: str = "right") -> tuple[Tensor, Tensor]:
-        """Return ids and their mask."""
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
         return pad_sequence(rows, True, self.pad_id, side), mask
 

@@ -354,9 +354,7 @@ class Checkpoints:
     def _end(self, part: Path, finished: Path) -> None:
         unseen = [rank for rank in range(self.layout["processes"]) if not (part / f"process-{rank}.pt").is_file()]
         if unseen:
-            raise ValueError(
-                f"{part} lacks the file of process {unseen[0]}: give an output_dir that all machines share"
-            )
+            raise ValueError(f"{part} lacks the file of process {unseen[0]}: give a folder that all machines share")
         run = os.path.abspath(self.config.output.output_dir)
         marker = {"run": run, "layout": self.layout, "config": self.config.result_settings(), "version": VERSION}
         write_atomically(part / MARKER, json.dumps(marker))
@@ -392,16 +390,13 @@ class Checkpoints:
         written = {**self.config.result_of(self.config.defaults()), **found.config}
         changed = [name for name in self.config.differences(written) if name not in LAYOUT]
         if changed:
-            raise ValueError(
-                f"{found.folder} belongs to an unfinished run with {self.config.compared(changed, written)}: give "
-                f"another output_dir, or {self.to_start_over(found.folder)}"
-            )
+            run = f"an unfinished run with {self.config.compared(changed, written)}"
+            fix = f"give another output_dir, or {self.to_start_over(found.folder)}"
+            raise ValueError(f"{found.folder} belongs to {run}: {fix}")
         resized = any(found.layout[name] != self.layout[name] for name in SIZES[:2])
         if resized and written["replicated_gradients"] != "reliable":
-            raise ValueError(
-                f"{found.folder} is of another layout ({self.changes(found)}), and each rank's copies have drifted "
-                "apart (replicated_gradients): start the run as it was, or give another output_dir"
-            )
+            what = f"is of another layout ({self.changes(found)}), and copies have drifted apart (replicated_gradients)"
+            raise ValueError(f"{found.folder} {what}: start the run as it was, or give another output_dir")
 
 
 def _read(folder: Path) -> Found:

@@ -17,7 +17,7 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
 from lossytp.network.bounded_files import content_of
-from lossytp.network.checks import check_names, printable
+from lossytp.network.checks import check_names, printable, refuse_if
 from lossytp.parallel.group import rank_and_world_size
 from lossytp.training.settings import OBSOLETE, Settings, without_obsolete
 
@@ -111,9 +111,7 @@ def parse(kind: type[Any], description: str | None, arguments: Sequence[str] | N
             raise ValueError(f"--{name} is given twice: give it once")
         given[name] = value
     if rest:
-        raise ValueError(
-            f"{printable(rest[0])} belongs to no flag: write --NAME before a value, and none after a switch"
-        )
+        raise ValueError(f"{printable(rest[0])} belongs to no flag: write --NAME before a value, none after a switch")
     values = _parameters_in(kind, Path(given.pop("config")), given) if "config" in given else {}
     for name in given.keys() & IMPLIED.keys():
         values = {each: value for each, value in IMPLIED[name].items() if each in fields} | values
@@ -141,10 +139,8 @@ def _flags(kind: type[Settings], words: Sequence[str]) -> tuple[list[tuple[str, 
 
 def _take_local_rank(value: str) -> None:
     """Set LOCAL_RANK to the number that an older launcher gives as a flag, unless it is set already."""
-    if not value.removeprefix("-").isdecimal():
-        raise ValueError(
-            f"--local_rank = {value!r} is not a whole number: leave it out, because torchrun sets LOCAL_RANK"
-        )
+    wrong = not value.removeprefix("-").isdecimal()
+    refuse_if(wrong, "--local_rank", value, "is not a whole number: leave it out, as torchrun sets LOCAL_RANK")
     if int(value) >= 0 and "RANK" in os.environ:
         os.environ.setdefault("LOCAL_RANK", value)
 
@@ -279,16 +275,12 @@ def _parameters_in(kind: type[Settings], file: Path, given: dict[str, Any]) -> d
         started = rank_and_world_size()[1]
         processes = record.get("processes", started)  # an evaluation or a lab writes none
         if processes != started:
-            raise ValueError(
-                f"--config {file} is the record of a run on {processes} processes, not {started}: "
-                f"start it with torchrun --nproc_per_node {processes} -m"
-            )
+            what = f"is the record of a run on {processes} processes, not {started}"
+            raise ValueError(f"--config {file} {what}: start it with torchrun --nproc_per_node {processes} -m")
         weights = record.get("first_weights")
         if weights and "checkpoint_path" not in given:
-            raise ValueError(
-                f"--config {file} is the record of a run that began from the weights {weights['file']} (sha256 "
-                f"{weights['sha256'][:8]}...): give their path as --checkpoint_path"
-            )
+            what = f"{weights['file']} (sha256 {weights['sha256'][:8]}...)"
+            raise ValueError(f"--config {file} began from the weights {what}: give their path as --checkpoint_path")
         values = record["config"] | {name: record[name] for name in ("task_folder",) if name in record}
     values = {name: value for name, value in values.items() if "dataset" not in given or name not in GO_WITH_DATASET}
     try:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from lossytp.network.checks import check_filled, shown
+from lossytp.network.checks import check_filled, refuse_if, shown
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.repairs import ZERO
 from lossytp.network.routes import check_links_within
@@ -92,19 +92,17 @@ class RunSettings(Settings):
         ranks, parallelism = self.network.tensor_parallel_size, self.parallelism
         layout = Layout(ranks, parallelism.data_parallel_size, parallelism.pipeline_parallel_size, rank, world_size)
         needed = ranks * parallelism.data_parallel_size * parallelism.pipeline_parallel_size
-        alone = {
+        needs = {
             "implementation": parallelism.tensor_parallel_layers != "lossytp",
             # links of replicas and stages are those of processes
             "ranks_per_node": self.network.ranks_per_node is not None and needed > ranks,
             # fsdp would shard the axis on which a process holds its ranks' copies
             "replicated_gradients": parallelism.replicated_gradients != "reliable" and parallelism.fully_sharded,
         }
-        for name, is_needed in alone.items():
-            if is_needed and layout.tensor_processes != ranks:
-                raise ValueError(
-                    f"{name} = {self.as_dict()[name]!r} needs a process for each tensor-parallel rank: start with "
-                    f"torchrun --standalone --nproc_per_node {needed}"
-                )
+        for name, is_needed in needs.items():
+            alone = is_needed and layout.tensor_processes != ranks
+            fault = f"needs a process for each rank: start with torchrun --standalone --nproc_per_node {needed}"
+            refuse_if(alone, name, self.as_dict()[name], fault)
         return layout
 
     def differences(self, written: Mapping[str, Any]) -> list[str]:
@@ -287,18 +285,15 @@ class PretrainConfig(RunSettings):
             self._set("network", tensor_parallel_size=ranks)
         tokens, size, blocks = self.optimizer.tokens_per_step, self.data.block_size, self.optimizer.batch_size
         if tokens is not None:
-            if tokens % size or blocks not in (PretrainOptimizer.defaults()["batch_size"], tokens // size):
-                raise ValueError(
-                    f"tokens_per_step = {tokens} is not batch_size = {blocks} blocks of block_size = {size} tokens: "
-                    "give a multiple of block_size, and leave batch_size out"
-                )
+            wrong = tokens % size or blocks not in (PretrainOptimizer.defaults()["batch_size"], tokens // size)
+            fault = f"is not batch_size = {blocks} blocks of {size}: give a multiple of these, and no batch_size"
+            refuse_if(wrong, "tokens_per_step", tokens, fault)
             self._set("optimizer", batch_size=tokens // size)
         check_model(self.model_name, self.network.tensor_parallel_size, 0)
         self.refuse(self.faults())
         return self
 
     def _set(self, group: str, **values: Any) -> None:
-        """Complete a group while the configuration is made."""
         object.__setattr__(self, group, getattr(self, group).replace(**values))
 
     def faults(self) -> Faults:

@@ -130,9 +130,7 @@ def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:
         return Corpus(tuple(map(str, found)))
     files = matching(data_glob)
     if not files:
-        raise ValueError(
-            f"no file matches {data_glob!r}: give another pattern, such as 'FOLDER/*.parquet', or 'stdlib'"
-        )
+        raise ValueError(f"no file matches {data_glob!r}: give another pattern, as 'FOLDER/*.parquet', or 'stdlib'")
     return Corpus(tuple(files), split if splits_files else None)
 
 
@@ -155,9 +153,8 @@ def _texts(file: str) -> Iterator[list[str]]:
             if "\0" in text:  # binary data would give many meaningless tokens
                 raise ValueError(f"NUL at character {text.index(chr(0))}")
         except (OSError, ValueError, EOFError) as error:
-            raise ValueError(
-                f"{file} cannot be read as UTF-8 text ({first_line(error)}): narrow the pattern"
-            ) from error
+            what = f"{file} cannot be read as UTF-8 text ({first_line(error)})"
+            raise ValueError(f"{what}: narrow the pattern") from error
         yield [text]
         return
     rows = rows_in(Path(file))
@@ -200,8 +197,6 @@ def hub_text(name: str) -> str:
         try:
             folder = snapshot_download(path, repo_type="dataset", revision=EXPORT, allow_patterns="*/train/*.parquet")
         except Exception as error:  # the hub's client raises many kinds
-            raise ValueError(
-                f"dataset = {name!r} is neither in {DATA_VARIABLE} ({copy or 'not set'}) nor available from the hub "
-                f"({first_line(error)}): go online once, or put its files there"
-            ) from error
+            where = f"in {DATA_VARIABLE} ({copy or 'not set'}) nor available from the hub ({first_line(error)})"
+            raise ValueError(f"dataset = {name!r} is neither {where}: go online, or put its files there") from error
     return str(Path(folder) / "**" / "train" / "*.parquet")

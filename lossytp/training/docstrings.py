@@ -115,7 +115,5 @@ def _write(folder: Path) -> None:
 def _root(library: str) -> Path:
     spec = importlib.util.find_spec(library)
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(
-            f"the docstrings task reads {library}, which is not installed: run ./run_all.sh setup"
-        )
+        raise ModuleNotFoundError(f"the docstrings task reads {library}: run ./run_all.sh setup, which installs it")
     return Path(spec.submodule_search_locations[0])

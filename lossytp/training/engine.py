@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 import lossytp
+from lossytp.network.checks import refuse_if
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel import backend as initialize
 from lossytp.parallel.backend import init_process_group, wrapped_backend
@@ -151,10 +152,8 @@ def check_same_function(
     parallel.train(training[1])
     error = (actual - expected).abs().max() / expected.abs().max()
     if not error < rounding:
-        raise ValueError(
-            f"the parallel model's logits differ from the dense model's by {error:.1e} of the largest one, above the "
-            f"{rounding:g} of rounding: report this model, or choose another implementation"
-        )
+        what = f"parallel logits differ from the dense model's by {error:.1e} of the largest one, above {rounding:g}"
+        raise ValueError(f"{what}: report this model, or choose another implementation")
 
 
 def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
@@ -162,10 +161,8 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
     blocks: Any = blocks_of(model)
     whole: Any = model
     head = whole.score if hasattr(whole, "score") else whole.lm_head
-    if blocks_trained > len(blocks):
-        raise ValueError(
-            f"unfreeze_last_layers = {blocks_trained} is above the model's {len(blocks)} blocks: give fewer"
-        )
+    fault = f"is above the model's {len(blocks)} blocks: give fewer"
+    refuse_if(blocks_trained > len(blocks), "unfreeze_last_layers", blocks_trained, fault)
     model.requires_grad_(False)
     within = {module for block in blocks for module in block.modules()}
     norms = [module for module in model.base_model.modules() if is_norm(module) and module not in within]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lossytp.network.checks import check_at_least
+from lossytp.network.checks import check_at_least, refuse_if
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.parallel.replicas import merge_counters, on_rank_zero
@@ -125,11 +125,9 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
     assert config.data.prompt is not None
     encoded = prompt(tokenizer, config.data.prompt)
     length, positions = encoded["input_ids"].shape[1], dense.config.max_position_embeddings
-    if not 0 < length <= positions - config.data.new_tokens:
-        raise ValueError(
-            f"prompt = {config.data.prompt!r} has {length} tokens: with new_tokens = {config.data.new_tokens}, give at "
-            f"least one and at most {positions - config.data.new_tokens}, as the model has {positions} positions"
-        )
+    most = positions - config.data.new_tokens
+    fault = f"has {length} tokens: give 1 to {most}, with new_tokens = {config.data.new_tokens} the model's positions"
+    refuse_if(not 0 < length <= most, "prompt", config.data.prompt, fault)
     return encoded
 
 
@@ -152,8 +150,6 @@ def _check_head(config: EvaluateConfig, dense: Any) -> None:
     task = config.definition()
     labels = list(getattr(task, "labels", ()))
     fits = answers(dense, task.kind) and task.num_logits in (None, dense.config.num_labels)
-    if not fits or (labels and labels != list(dense.config.id2label.values())):
-        raise ValueError(
-            f"dataset = {dataset!r} needs a model fine-tuned on it, with its labels, "
-            f"which {name} is not: run lossytp.train --dataset {dataset} --save_model, and give the folder it wrote"
-        )
+    fix = f"run lossytp.train --dataset {dataset} --save_model, and give the folder it wrote"
+    wrong = not fits or (labels and labels != list(dense.config.id2label.values()))
+    refuse_if(wrong, "dataset", dataset, f"needs a model fine-tuned on it, which {name} is not: {fix}")

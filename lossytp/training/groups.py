@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from lossytp.network.checks import refuse_if
 from lossytp.network.losses import LossProcess, gilbert_elliott_preset
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.network.repairs import ProtectFirst
@@ -87,13 +88,11 @@ class NetworkSettings(Settings):
     def process(self) -> LossProcess:
         """Return the loss process of every link."""
         if self.ge_config is None:
-            given = {"loss_rate": self.loss_rate, "mean_burst_packets": self.mean_burst_packets}
-            return loss_process_named(self.loss_type, **given)
-        if self.loss_type != "g-e" or self.loss_rate or self.mean_burst_packets is not None:
-            raise ValueError(
-                f"ge_config = {self.ge_config!r} sets rate and burst of loss_type = 'g-e': give that, and leave out "
-                "loss_rate and mean_burst_packets"
-            )
+            named = {"loss_rate": self.loss_rate, "mean_burst_packets": self.mean_burst_packets}
+            return loss_process_named(self.loss_type, **named)
+        given = self.loss_type != "g-e" or self.loss_rate or self.mean_burst_packets is not None
+        fault = "sets rate and burst of loss_type = 'g-e': give that, and leave out loss_rate and mean_burst_packets"
+        refuse_if(given, "ge_config", self.ge_config, fault)
         return gilbert_elliott_preset(self.ge_config)
 
     @property
@@ -144,10 +143,9 @@ class BackendNetwork(NetworkSettings):
         names = ("wire_dtype", "lossy_module", "lossy_layers", "lossy_positions")
         asked = {name: values[name] is not None for name in names} | {"control": self.control == "noise"}
         asked["repair"] = repair.remembers or isinstance(repair.part("select"), ProtectFirst)
-        for name in (name for name, is_asked in asked.items() if is_asked):
-            raise ValueError(
-                f"{name} = {values[name]!r} works only in this project's layers: leave it out{self.elsewhere}"
-            )
+        for name, is_asked in asked.items():
+            fault = f"works only in this project's layers: leave it out{self.elsewhere}"
+            refuse_if(is_asked, name, values[name], fault)
         return self
 
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lossytp.network.checks import refuse_if
 from lossytp.training.files import first_line
 from lossytp.training.progress import waiting
 from lossytp.training.rows import DATA_VARIABLE, hub_answers, hub_or_its_cache
@@ -69,10 +70,8 @@ def check_tokenizer(whose: str, tokenizer: "PreTrainedTokenizerFast", vocab_size
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{whose} holds a tokenizer without an end token: give it an eos_token")
     if vocab_size is not None and len(tokenizer) > vocab_size:
-        raise ValueError(
-            f"{whose} holds a tokenizer of {len(tokenizer)} tokens, above the model's vocab_size = {vocab_size}: save "
-            "the model's own there"
-        )
+        what = f"holds a tokenizer of {len(tokenizer)} tokens, above the model's vocab_size = {vocab_size}"
+        raise ValueError(f"{whose} {what}: save the model's own there")
 
 
 def encode_whole_texts_(tokenizer: "PreTrainedTokenizerFast") -> None:
@@ -207,10 +206,8 @@ def build_model(
             with waiting(f"drawing {name}'s weights"):
                 model: Any = head(config)
         except Exception as error:  # a config.json can raise anything: an unknown activation, for example, a KeyError
-            raise ValueError(
-                f"model_name = {name!r}: its config.json is invalid ({first_line(error)}): correct it, or give another "
-                "model"
-            ) from error
+            what = f"its config.json is invalid ({first_line(error)})"
+            raise ValueError(f"model_name = {name!r}: {what}: correct it, or give another model") from error
     if not name.endswith(SCRATCH):
         part = model if kind == GENERATION else model.base_model  # a language model's own head is pretrained, too
         part.load_state_dict(_pretrained(name, type(part)).state_dict())
@@ -235,11 +232,8 @@ def load_model(name: str) -> "PreTrainedModel":
     named = config.architectures if isinstance(config.architectures, list) else []
     known = next((each for each in named if isinstance(each, str) and each.endswith(ENDINGS)), "")
     head = getattr(multiple_choice if known.endswith(CHOICE) else transformers, known, None)
-    if head is None:
-        raise ValueError(
-            f"model_name = {name!r} has architectures = {config.architectures}: give one whose name ends with "
-            f"{', '.join(ENDINGS)}"
-        )
+    fault = f"has architectures = {config.architectures}: give one whose name ends with {', '.join(ENDINGS)}"
+    refuse_if(head is None, "model_name", name, fault)
     model: Any = _pretrained(name, head)
     model.config.use_cache = False
     model.loss_type = model.loss_type or DEFAULT_LOSS
@@ -258,9 +252,8 @@ def _pretrained(name: str, kind: Any) -> Any:
     if missing:
         wrapped = sorted(key for key in found["unexpected_keys"] if any(prefix in key for prefix in PREFIXES))
         fix = f"save the model without the wrapper of {wrapped[0]}" if wrapped else "save them all"
-        raise ValueError(
-            f"model_name = {name!r}: {where} lacks {len(missing)} of its weights, such as {missing[0]}: {fix}"
-        )
+        what = f"{where} lacks {len(missing)} of its weights, such as {missing[0]}"
+        raise ValueError(f"model_name = {name!r}: {what}: {fix}")
     for key, weight in model.named_parameters():
         weight.data = weight.data.clone()  # else the file's whole memory stays as long as one weight of it does
         if weight.numel() and not torch.stack(weight.aminmax()).isfinite().all():
@@ -304,11 +297,9 @@ def _saved_configuration(name: str, where: str) -> Any:
     quantised = getattr(config, "quantization_config", None)
     if quantised is not None:
         raise ValueError(f"model_name = {name!r} is quantised ({str(quantised)[:60]}): give it in float32 or bfloat16")
-    if config.model_type != "gpt2" and not getattr(config, "base_model_tp_plan", None):
-        raise ValueError(
-            f"model_name = {name!r} is a {config.model_type}, which has no tensor-parallel plan: give a GPT-2, or a "
-            "decoder that carries one, such as a Llama, Mistral, Qwen or Gemma"
-        )
+    known = config.model_type == "gpt2" or getattr(config, "base_model_tp_plan", None)
+    fault = f"is a {config.model_type}, without a tensor-parallel plan: give a GPT-2, a Llama, a Qwen or the like"
+    refuse_if(not known, "model_name", name, fault)
     return config
 
 
@@ -320,11 +311,9 @@ def _location(name: str, *, weights: bool) -> str:
         if not weights and not folder.is_dir():
             folder = MODELS / "gpt2-nano"  # all presets share its vocabulary
         if not folder.is_dir():
-            raise ValueError(
-                f"model_name = {name!r}: {folder} does not exist; give the path of models/{folder.name} in a checkout "
-                f"of lossytp, where ./run_all.sh pretrain {folder.name} trains it"
-                + (f", or give {name}{SCRATCH}" if weights else "")
-            )
+            fix = f"give {name}{SCRATCH}, or a" if weights else "give a"
+            fix += f" checkout's models/{folder.name}, which ./run_all.sh pretrain {folder.name} trains"
+            raise ValueError(f"model_name = {name!r}: {folder} does not exist: {fix}")
         return str(folder)
     if Path(base).is_dir():
         return base
@@ -352,9 +341,8 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     except Exception as error:  # a damaged file can raise anything
         why = reason(error, where)
         if Path(where).is_dir() or why == CODE:
-            raise ValueError(
-                f"model_name = {name!r}: {where} cannot be loaded ({why}): give a folder that transformers can load"
-            ) from error
+            what = f"{where} cannot be loaded ({why})"
+            raise ValueError(f"model_name = {name!r}: {what}: give a folder that transformers can load") from error
         raise _nowhere(name, where, why) from error
 
 

@@ -338,10 +338,10 @@ class Pretraining(Objective[PretrainConfig]):
         length = prompt(self.tokenizer, self.config.data.prompt)["input_ids"].shape[1]
         positions = dense.config.max_position_embeddings
         if length >= positions:
-            raise ValueError(
-                f"prompt has {length} tokens, which leave none of {self.config.model_name}'s {positions} positions "
-                "free: give a shorter one"
+            what = (
+                f"prompt has {length} tokens, which leave none of {self.config.model_name}'s {positions} positions free"
             )
+            raise ValueError(f"{what}: give a shorter one")
         self._parameters = dense.num_parameters()
         return dense
 

@@ -162,7 +162,5 @@ def check_inputs(
     if data is not None and then["data"] is not None and data != then["data"]:
         raise ValueError(f"the data of {config.task} has changed since {where} was written: {fix}")
     if weights is not None and sha256_of(weights) != (then["first_weights"] or {}).get("sha256"):
-        raise ValueError(
-            f"{where} is of a run that did not begin from {weights}: name the file that it began from, leave "
-            "checkpoint_path out, or give another output_dir"
-        )
+        fix = "name the file that it began from, leave checkpoint_path out, or give another output_dir"
+        raise ValueError(f"{where} is of a run that did not begin from {weights}: {fix}")

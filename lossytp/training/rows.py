@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 from filelock import FileLock
 
+from lossytp.network.checks import refuse_if
 from lossytp.network.losses import Stream
 from lossytp.training.files import first_line, matching, saving, sync
 
@@ -269,10 +270,8 @@ class Source(RowSource):
             found = [file for file in sorted(folder.glob("*")) if file.suffix in FORMATS and name.match(file.name)]
             if found:
                 return found
-        raise ValueError(
-            f"{self} has no {', '.join(FORMATS)} file named {self.splits[split]}* in {self.folder}: "
-            f"put one there, or unset {DATA_VARIABLE}"
-        )
+        what = f"no {', '.join(FORMATS)} file named {self.splits[split]}* in {self.folder}"
+        raise ValueError(f"{self} has {what}: put one there, or unset {DATA_VARIABLE}")
 
     def _from_hub(self, split: str) -> "Dataset":
         import datasets
@@ -287,11 +286,9 @@ class Source(RowSource):
                     return datasets.load_dataset(self.path, data_dir=self.name, split=split, revision=EXPORT)
             except (OSError, ValueError, RuntimeError) as error:
                 why = first_line(error) if answers else "it does not answer, or HF_HUB_OFFLINE forbids asking"
-                raise ValueError(
-                    f"{self} is neither in {DATA_VARIABLE} ({self.folder or 'not set'}) nor available from the hub "
-                    f"({why}): go online once, or set {DATA_VARIABLE} to a folder that has "
-                    f"{Path(self.path, self.name or '')}"
-                ) from None
+                where = f"in {DATA_VARIABLE} ({self.folder or 'not set'}) nor available from the hub ({why})"
+                fix = f"go online once, or set {DATA_VARIABLE} to a folder that has {Path(self.path, self.name or '')}"
+                raise ValueError(f"{self} is neither {where}: {fix}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,11 +319,8 @@ class Files(RowSource):
         for file in files or ([] if glob.has_magic(given) else [Path(given)]):
             if format_of(file) not in FORMATS:
                 raise ValueError(f"{split} = {str(file)!r} has an unknown format: give one of {', '.join(FORMATS)}")
-        if not files:
-            raise ValueError(
-                f"{split} = {given!r} is neither a file nor a pattern that matches one, relative to {folder}: put one "
-                "there, or give another path"
-            )
+        fault = f"is neither a file nor a pattern of any, relative to {folder}: put one there, or give another"
+        refuse_if(not files, split, given, fault)
         return files
 
 

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lossytp.network.checks import refuse_if
 from lossytp.parallel.convert import gather
 from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP
 from lossytp.parallel.pipeline import Stage
@@ -35,11 +36,8 @@ def with_its_task(config: EvaluateConfig, model_config: Any) -> EvaluateConfig:
     if config.data.dataset is not None:
         return config
     folder, declaration = config.data.task_folder, getattr(model_config, "finetuning_declaration", None)
-    if folder is not None and declaration is None:
-        raise ValueError(
-            f"task_folder = {folder!r} is for a task that a YAML file declares, and {config.model_name} was fine-tuned "
-            "on none: leave it out"
-        )
+    fault = f"is for a task that a YAML file declares, and {config.model_name} was fine-tuned on none: leave it out"
+    refuse_if(folder is not None and declaration is None, "task_folder", folder, fault)
     return config.replace(
         dataset=getattr(model_config, "finetuning_task", None),
         declaration=declaration,
@@ -176,12 +174,6 @@ def check_folders(output_dir: Path) -> None:
 def _check_folder(folder: Path) -> None:
     for each in (folder, _part(folder)):
         refuse(others(each))
-
-
-def remove_models(output_dir: Path) -> None:
-    """Delete the models that a run saved, but no file that this program did not write."""
-    for name in (BEST, LAST):
-        remove(output_dir / name)
 
 
 def _part(folder: Path) -> Path:

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from lossytp.network.checks import check_at_least, shown
+from lossytp.network.checks import check_at_least, refuse_if, shown
 from lossytp.parallel.group import check_divides
 from lossytp.training.files import first_line
 from lossytp.training.rows import cached
@@ -56,8 +56,7 @@ def gguf_file(name: str) -> Path | None:
         ValueError: if a path that ends in .gguf is not a file.
     """
     if name.endswith(SUFFIX):
-        if not Path(name).is_file():
-            raise ValueError(f"model_name = {name!r} does not exist: give the path of a GGUF file")
+        refuse_if(not Path(name).is_file(), "model_name", name, "does not exist: give the path of a GGUF file")
         return Path(name)
     package = importlib.util.find_spec(IN_PACKAGES[name]) if name in IN_PACKAGES else None
     folders = package.submodule_search_locations if package else None
@@ -67,8 +66,7 @@ def gguf_file(name: str) -> Path | None:
 def check_readable(name: str, file: Path) -> None:
     """Raise ValueError if the packages that read the format are missing, or the file is not GGUF at all."""
     missing = [reader for reader in READERS if importlib.util.find_spec(reader) is None]
-    if missing:
-        raise ValueError(f"model_name = {name!r} needs the packages {' and '.join(missing)}: {INSTALL}")
+    refuse_if(missing, "model_name", name, f"needs the packages {' and '.join(missing)}: {INSTALL}")
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
             raise ValueError(f"model_name = {name!r}: {file} does not begin with GGUF: give a whole GGUF file")
@@ -166,10 +164,8 @@ def _convert(name: str, file: Path, folder: Path) -> None:
             if lacking:
                 raise ValueError(f"it lacks {len(lacking)} weights, such as {lacking[0]}")
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(
-            f"model_name = {name!r}: {file} cannot be read ({first_line(error)}): give a whole GGUF file of a family "
-            "that transformers reads"
-        ) from error
+        fault = f"{file} cannot be read ({first_line(error)}): give a whole file of a family that transformers reads"
+        raise ValueError(f"model_name = {name!r}: {fault}") from error
     with quiet:
         model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     tokenizer.save_pretrained(folder)
@@ -225,25 +221,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-3m": {"n_embd": 192, "n_layer": 6, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
     "gpt2-14m": {"n_embd": 320, "n_layer": 10, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
 }
+LLAMA_SIZES = (*OTHER_SIZES, "num_key_value_heads", "intermediate_size", "vocab_size")
 LLAMAS: dict[str, dict[str, Any]] = {  # gated: gate, up and down projections
-    "llama-nano": {
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "intermediate_size": 344,
-        "vocab_size": 4096,
-        "max_position_embeddings": 128,
-    },
-    "llama-124m": {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-        "intermediate_size": 2048,
-        "vocab_size": 50257,
-        "max_position_embeddings": 4096,
-    },
+    "llama-nano": dict(zip(LLAMA_SIZES, (128, 4, 8, 128, 4, 344, 4096), strict=True)),
+    "llama-124m": dict(zip(LLAMA_SIZES, (768, 12, 12, 4096, 12, 2048, 50257), strict=True)),
 }
 TRAINED = ("gpt2-nano", "gpt2-micro")  # the other shapes need the suffix, except in pretraining
 HUB = {
@@ -313,8 +294,7 @@ def shape_of(name: str) -> Shape | None:
         return _shape_in_gguf(base)
     if base.count("/") == 1 and not base.startswith((".", "/")):
         return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
-    if "/" in base:
-        raise ValueError(f"model_name = {shown(base)} does not exist: give a folder with a config.json, or owner/name")
+    refuse_if("/" in base, "model_name", base, "does not exist: give a folder with a config.json, or owner/name")
     shapes = (f"{name}{'' if name in TRAINED else SCRATCH}" for name in (*PRESETS, *LLAMAS))
     known = ", ".join((*shapes, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
     raise ValueError(f"model_name = {shown(base)} is unknown: choose one of {known}")

@@ -247,11 +247,9 @@ class Classification(Task):
                     found.add(class_of(value, self.labels))
             lacking = [label for index, label in enumerate(self.labels) if index not in found]
             if lacking and found - {None}:
-                raise ValueError(
-                    f"label {lacking[0]!r} does not occur in column {self.label!r} of train of {self.source}, which "
-                    f"holds {shown(values)}: correct it, or leave it out; numbers that are not names count the classes "
-                    "from 0, and -1 means no label"
-                )
+                what = f"label {lacking[0]!r} does not occur in column {self.label!r} of train of {self.source}"
+                what += f", which holds {shown(values)}: correct it, or leave it out"
+                raise ValueError(f"{what}; numbers that are not names count the classes from 0, and -1 is no label")
 
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
         return _constant(self, references, self.num_logits)

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from lossytp.network.checks import check_known, check_names, check_probability, shown
+from lossytp.network.checks import check_known, check_names, check_probability, refuse_if, shown
 from lossytp.training.command_line import read_yaml_file
 from lossytp.training.docstrings import LIBRARIES, Docstrings
 from lossytp.training.rows import Files, HeldOut, Row, Source, Split, Table
@@ -50,7 +50,6 @@ def _before_blank(row: Row) -> str:
 
 
 def _from_blank(row: Row) -> str:
-    """Return the option and the words after the blank. The model scores the same words after either option."""
     before, _, after = row["sentence"].partition("_")
     return (" " if before.endswith(" ") else "") + row["option"] + after
 
@@ -69,7 +68,6 @@ def _without_marks(text: str) -> str:
 
 
 def _paragraphs(row: Row) -> str:
-    """Return all of HotpotQA's paragraphs in order, both the supporting and the distracting ones."""
     paragraphs = zip(row["context"]["title"], row["context"]["sentences"], strict=True)
     return "\n".join(f"{title}: {' '.join(''.join(sentences).split())}" for title, sentences in paragraphs)
 
@@ -212,11 +210,8 @@ TASKS: dict[str, Task] = {
 
 def task_named(name: str) -> Task:
     """Return the task of this name."""
-    if name not in TASKS:
-        raise ValueError(
-            f"dataset = {shown(name)} is unknown: choose one of {', '.join(TASKS)}, or give a YAML file that "
-            "declares a task of your own"
-        )
+    fault = f"is unknown: choose one of {', '.join(TASKS)}, or give a YAML file that declares a task of your own"
+    refuse_if(name not in TASKS, "dataset", name, fault)
     return TASKS[name]
 
 

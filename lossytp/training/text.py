@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from lossytp.network.checks import refuse_if
 from lossytp.network.losses import Stream
 from lossytp.training.config import PretrainConfig
 from lossytp.training.corpus import BEGINNING, Corpus, Position, corpus, hub_text
@@ -262,11 +263,8 @@ def validation_text(config: PretrainConfig) -> Corpus:
         return corpus(text_pattern(config), split="validation", splits_files=True)
     found = corpus(config.data.validation_glob, split="validation")
     both = set(map(os.path.realpath, found.files)).intersection(map(os.path.realpath, training_text(config).files))
-    if both:
-        raise ValueError(
-            f"validation_glob = {config.data.validation_glob!r} names {min(both)}, which is training text too: name "
-            "other files, or leave it out to hold some of the text out"
-        )
+    fault = f"names {min(both, default='')}, which is training text too: name other files, or leave it out"
+    refuse_if(both, "validation_glob", config.data.validation_glob, fault)
     return found
 
 
@@ -328,12 +326,3 @@ def token_losses(model: Any, ids_BT: Tensor) -> Tensor:
         targets = ids_BT[:, 1:].flatten()
         losses = [cross_entropy(each[:, :-1].flatten(0, 1).float(), targets, reduction="none") for each in logits_LBTV]
         return torch.stack(losses).mean(0).view(len(ids_BT), -1)
-
-
-def losses_by_block(model: Any, blocks_NT: Tensor) -> np.ndarray:
-    """Return the cross-entropy of every token but the first of each block: (N, T - 1), fp64.
-
-    Blocks pass the model one by one, so that each is a message of its own.
-    """
-    losses = [token_losses(model, ids_1T).cpu().numpy() for ids_1T in blocks_NT.split(1)]
-    return np.concatenate(losses).astype(np.float64)

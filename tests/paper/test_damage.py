@@ -8,8 +8,7 @@ from torch.nn.functional import cross_entropy
 import lossytp as ltp
 from lossytp.study.statistics import t_interval
 from lossytp.training.groups import NetworkSettings
-from lossytp.training.text import losses_by_block
-from paper.damage import by_position, by_site
+from paper.damage import by_position, by_site, losses_by_block
 from tests.parallel.families import VOCABULARY, tiny
 
 TOKENS = 24

@@ -6,7 +6,7 @@ import torch
 
 import lossytp as ltp
 from lossytp.training.groups import NetworkSettings
-from lossytp.training.text import losses_by_block
+from paper.damage import losses_by_block
 from paper.sums import BINS, by_norm, packet_norms, summary
 from tests.parallel.conftest import tiny_gpt2
 from tests.parallel.families import VOCABULARY, tiny

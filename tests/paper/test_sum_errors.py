@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from lossytp.network.theory import expected_squared_error
 from lossytp.parallel.collectives import all_reduce
 from lossytp.training.groups import NetworkSettings
 from paper.sums import _squared_streams, contributions, sum_errors, sums_of
+from paper.theory import expected_squared_error
 from tests.parallel.conftest import tiny_gpt2
 from tests.parallel.families import VOCABULARY, tiny
 

@@ -187,8 +187,11 @@ def test_replicas_lose_other_packets_on_links_of_their_own(processes: Callable) 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"data_parallel_size": 2, "world_size": 3}, "data_parallel_size = 2 and pipeline_parallel_size = 1"),
-        ({"data_parallel_size": 2, "pipeline_parallel_size": 3, "world_size": 4}, "data_parallel_size = 2 and pipe"),
+        ({"data_parallel_size": 2, "world_size": 3}, r"data_parallel_size \* pipeline_parallel_size = 2 "),
+        (
+            {"data_parallel_size": 2, "pipeline_parallel_size": 3, "world_size": 4},
+            r"data_parallel_size \* pipeline_parallel_size = 6 ",
+        ),
         ({"tensor_parallel_size": 4, "world_size": 3}, "tensor_parallel_size = 4"),
         ({"tensor_parallel_size": 2, "data_parallel_size": 2, "world_size": 8}, "tensor_parallel_size = 2"),
         ({"world_size": 2}, "tensor_parallel_size = 1"),

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network import theory
 from lossytp.network.losses import Normals
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.repairs import Protect
 from lossytp.network.routes import ALGORITHMS
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
+from paper import theory
 from tests.network.loss_statistics import assert_within, batch_means, is_within
 from tests.parallel.conftest import bernoulli
 

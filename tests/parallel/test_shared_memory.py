@@ -54,5 +54,7 @@ def test_both_together_are_hardly_larger_than_one(family: str) -> None:
 
 def test_processes_cannot_share_memory() -> None:
     group = RankGroup(4, process_group=FakeProcessGroup(2, 0), first_rank=0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^share_memory = True, but each of 2 processes holds a part of the model: "):
+    with pytest.raises(
+        ValueError, match=r"^share_memory = True does not work where 2 processes hold parts of the model: "
+    ):
         ltp.parallelize(tiny_gpt2(), bernoulli(0.1), tensor_parallel_size=4, group=group, share_memory=True)

@@ -1,4 +1,4 @@
-"""The expected squared errors of `lossytp.network.theory` against those of the lossy all-reduce, and means of repairs.
+"""The expected squared errors of `paper.theory` against those of the lossy all-reduce, and means of repairs.
 
 One element a packet, so that elements are lost independently of each other over Bernoulli links; over Gilbert-Elliott
 links, within a block of `fec` and of `hadamard`, neighbours are lost together. Standard errors are by means of 100
@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network import theory
 from lossytp.network.losses import GilbertElliott, LossProcess
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import ALGORITHMS
 from lossytp.parallel.collectives import LossyCollective, all_reduce
 from lossytp.parallel.group import RankGroup
+from paper import theory
 from tests.network.loss_statistics import assert_within, batch_means, is_within
 
 REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(4, 2)", "fec(4, 2, code='xor')"]

@@ -187,7 +187,7 @@ def test_figures_depend_on_grids_tasks_and_the_modules_that_analyse(start, tmp_p
     (tmp_path / "inputs" / "notebooks" / "tasks.yaml").write_text("{}")
     assert exit_of(start("inputs", "--dry-run", "--quiet", "host")) == 0
     (figures,) = re.findall(r"(?m)^(?:local)?rule figures:\n    input: (.*)", (tmp_path / "inputs.log").read_text())
-    needed = ["notebooks/experiments/01_tolerance.yaml", "notebooks/tasks.yaml", "lossytp/network/theory.py"]
+    needed = ["notebooks/experiments/01_tolerance.yaml", "notebooks/tasks.yaml", "paper/theory.py"]
     needed += ["lossytp/training/shapes.py", "lossytp/study/statistics.py"]
     assert set(needed) <= set(figures.split(", "))
 

@@ -222,9 +222,7 @@ def test_several_processes_are_another_cell_and_as_many_as_it_has_ranks(tmp_path
     file = tmp_path / "experiments" / "grid.yaml"
     text = file.read_text()
     file.write_text("processes: 4\n" + text)
-    with pytest.raises(
-        ValueError, match="processes = 4 does not suit notebook = '20_cells', whose cells run in one process"
-    ):
+    with pytest.raises(ValueError, match="processes = 4 does not suit 20_cells: leave it out, or give a notebook"):
         load_experiment(file, "tiny", tmp_path / "results")
     (tmp_path / "20_cells.ipynb").write_text("from lossytp.study.torchrun import torchrun")
     assert here.isdisjoint(load_experiment(file, "tiny", tmp_path / "results").folders)
@@ -238,7 +236,7 @@ def test_a_base_cannot_have_what_a_cell_gets_from_elsewhere(tmp_path, name):
     load(tmp_path)
     file = tmp_path / "experiments" / "grid.yaml"
     file.write_text(file.read_text().replace("max_steps: 5", f"max_steps: 5, {name}: 7"))
-    with pytest.raises(ValueError, match=f"base sets {name}, which the grid sets for each cell"):
+    with pytest.raises(ValueError, match=f"base: {name} = "):
         load_experiment(file, "tiny", tmp_path / "results")
 
 

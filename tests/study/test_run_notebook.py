@@ -68,7 +68,7 @@ def test_what_cannot_be_run_or_written_is_one_line_and_another_error_whole(tmp_p
     with pytest.raises(ValueError, match=r"^test\.ipynb: .*No such file or directory: '/nowhere'"):
         execute(notebook(tmp_path, "open('/nowhere')"), tmp_path / "out.ipynb", {})
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"file/out\.ipynb cannot be written"):
+    with pytest.raises(ValueError, match=r"file' cannot be written"):
         execute(notebook(tmp_path, "1"), tmp_path / "file" / "out.ipynb", {})
     with pytest.raises(ValueError, match=rf"^{tmp_path} is a folder: give the path of a file"):
         execute(notebook(tmp_path, "1"), tmp_path, {})

@@ -9,10 +9,10 @@ import lossytp as ltp
 from lossytp.network import ALGORITHMS, REPAIRS, CommConfig
 from lossytp.network.repairs import Zero
 from lossytp.network.routes import Algorithm, Hop
-from lossytp.network.theory import expected_squared_error, missing_share
 from lossytp.parallel.collectives import FILLS, fills, zero_
 from lossytp.training.loop import run
 from lossytp.training.record import read_record
+from paper.theory import expected_squared_error, missing_share
 
 LOSS_RATE, RANKS = 0.3, 4
 

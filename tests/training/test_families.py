@@ -91,7 +91,7 @@ def test_a_family_without_a_plan_is_refused(tmp_path):
     tokenizer = load_tokenizer("gpt2-nano-scratch")
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
     BertConfig(**sizes, architectures=["BertLMHeadModel"]).save_pretrained(tmp_path)
-    line = "is a bert, which has no tensor-parallel plan: give a GPT-2, or a decoder that carries one, such as a Llama"
+    line = "is a bert, without a tensor-parallel plan: give a GPT-2, a Llama"
     with pytest.raises(ValueError, match=line):
         build_model(f"{tmp_path}-scratch", "classification", tokenizer=tokenizer, dropout=0.0, seed=0)
     with pytest.raises(ValueError, match=line):

@@ -252,9 +252,9 @@ def test_a_tokenizer_that_the_model_cannot_be_used_with_is_refused(folder, token
 
 def test_one_line_says_how_to_make_missing_pretrained_models(tmp_path, monkeypatch, tokenizer):
     monkeypatch.setattr(models, "MODELS", tmp_path)
-    with pytest.raises(ValueError, match=r"gpt2-nano does not exist; .*\./run_all\.sh pretrain gpt2-nano trains it$"):
+    with pytest.raises(ValueError, match=r"gpt2-nano does not exist: .*\./run_all\.sh pretrain gpt2-nano trains$"):
         load_tokenizer("gpt2-nano-scratch")
-    with pytest.raises(ValueError, match=r"models/gpt2-micro in a checkout.*, or give gpt2-micro-scratch"):
+    with pytest.raises(ValueError, match=r"give gpt2-micro-scratch, or a checkout's models/gpt2-micro"):
         build("gpt2-micro", tokenizer=tokenizer)
 
 

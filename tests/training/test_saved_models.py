@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from lossytp.training import saved_models
-from lossytp.training.files import MANIFEST
+from lossytp.training.files import MANIFEST, remove
 from lossytp.training.loop import run
-from lossytp.training.saved_models import remove_models
 from tests.training.killed_runs import DDP, FSDP, RELIABLE, started
 from tests.training.parallel_runs import settings, task_in, weights
 
@@ -72,7 +71,7 @@ def test_a_users_model_is_not_taken_for_an_older_versions(toy, tmp_path, change)
     before = sorted((folder / "last").iterdir())
     with pytest.raises(ValueError, match=r"last.* is in the way"):
         run(toy(max_steps=1, save_model=True))
-    remove_models(folder)
+    remove(folder / "last")
     assert sorted((folder / "last").iterdir()) == before
 
 

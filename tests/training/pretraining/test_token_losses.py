@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lossytp.training.text import losses_by_block, token_losses
+from lossytp.training.text import token_losses
+from paper.damage import losses_by_block
 
 
 def by_hand(logits_TV, ids_T):

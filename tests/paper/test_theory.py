@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import nbinom
 
-from lossytp.network import theory
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.repairs import REPAIRS as REGISTRY
 from lossytp.network.repairs import Fec, Repair, same_age
 from lossytp.network.routes import ALGORITHMS, SWITCH, Algorithm, Hop, no_hops
+from paper import theory
 from tests.network.loss_statistics import reproducible
 
 
