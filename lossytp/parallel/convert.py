@@ -358,9 +358,9 @@ def parallelize(
         comm = CommConfig.named(**settings)
     elif settings:
         raise ValueError(f"comm and {', '.join(settings)} were both given: give one of the two")
-    collective = LossyCollective(network, group, comm)
+    collective = LossyCollective(network, group, comm.of_model(blocks := len(blocks_of(model))))
     check_reaches(network, group, collective.comm)
-    check_layers(network, len(blocks_of(model)))
+    check_layers(network, blocks)
     own_streams = collective.comm.own_streams
     if own_copies and not own_streams:
         raise ValueError(
