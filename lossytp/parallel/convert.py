@@ -358,9 +358,10 @@ def parallelize(
         comm = CommConfig.named(**settings)
     elif settings:
         raise ValueError(f"comm and {', '.join(settings)} were both given: give one of the two")
-    collective = LossyCollective(network, group, comm.of_model(blocks := len(blocks_of(model))))
+    collective = LossyCollective(network, group, comm)
     check_reaches(network, group, collective.comm)
-    check_layers(network, blocks)
+    check_layers(network, blocks := len(blocks_of(model)))
+    collective.comm = comm.of_model(blocks)
     own_streams = collective.comm.own_streams
     if own_copies and not own_streams:
         raise ValueError(
