@@ -14,9 +14,9 @@ order and for small loss rates p, where no two losses meet,
 
 The second term is half the trace of H times the covariance of the error, which is p * sum_k x_k x_k^T: the linearity
 theorem of quantisation (Malinovskii et al., "HIGGS", NAACL 2025, arXiv:2411.17525) for another noise. Zeros also have
-a mean, -p x_k, and so the first term, which quantisation lacks. H is taken as the Gauss-Newton matrix: x.H.x is the mean
-over tokens of the variance, under the model's own prediction of the token, of the logits' directional derivative. Random
-signs s_k replace the sum over packets by one direction (Hutchinson 1989): E[d.H.d] for d = sum_k s_k x_k. Both
+a mean, -p x_k, and so the first term, which quantisation lacks. H is taken as the Gauss-Newton matrix: x.H.x is the
+mean over tokens of the variance, under the model's own prediction of a token, of the logits' directional derivative.
+Random signs s_k replace the sum over packets by one direction (Hutchinson 1989): E[d.H.d] for d = sum_k s_k x_k. Both
 derivatives are central differences: a pass in which each packet is multiplied by 1 + eps s_k, and one by 1 - eps s_k.
 
 Critical packets (`lossytp.tolerance`) are delivered, in the prediction and while losses are drawn.
@@ -51,12 +51,11 @@ from lossytp.tolerance.report import report_of
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.files import write_atomically
 from lossytp.training.groups import NetworkSettings
-from lossytp.training.models import MODELS, build_model, load_tokenizer
+from lossytp.training.models import GENERATION, MODELS, build_model, load_tokenizer
 from lossytp.training.record import commit
 from lossytp.training.settings import Count, Share
-from lossytp.training.shapes import from_scratch, gguf_file
+from lossytp.training.shapes import SCRATCH, gguf_file
 
-RANDOM = {"gpt2-micro-random": "gpt2-micro"}  # controls without massive activations: a shape, with drawn weights
 EPSILON = 0.01  # relative step of the central differences
 PARTS_OF_DEPTH = 6
 WEIGHTS = "model.safetensors"
@@ -100,7 +99,7 @@ class Model:
     """One model on one text. It is loaded when a part has no record.
 
     Args:
-        name: of the model in records.
+        name: the model's in records.
         config: its settings.
         show: called with the name of every part before it is measured, and with "" after every draw.
     """
@@ -192,13 +191,15 @@ class Model:
 
         A reliable packet is sent again 1 / (1 - p) - 1 times on average, so the share follows from what was sent again.
         """
-        rate, rows, bare = self.config.repair_rate, [], 0.0
+        rate, bare, scale = self.config.repair_rate, 0.0, 0.0
+        rows: list[dict[str, Any]] = []
         for repair in (NO_REPAIR, *self.config.repair_names()):
-            row = self.rises(repair, rate, lossless, found, abs(rows[0]["rise"]["value"]) if rows else 0.0)
-            bare = bare or row.packets
-            share = (row.packets / bare - 1) * (1 - rate) / rate
-            rise, delivered = estimate_of(row.rises, self.config).as_json(), row.delivered
-            rows.append({"repair": repair, "rise": rise, "reliable_share": share, "critical_delivered": delivered})
+            row = self.rises(repair, rate, lossless, found, scale)
+            rise = estimate_of(row.rises, self.config)
+            if repair == NO_REPAIR:
+                bare, scale = row.packets, abs(rise.value)
+            more = {"reliable_share": (row.packets / bare - 1) * (1 - rate) / rate, "critical_delivered": row.delivered}
+            rows.append({"repair": repair, "rise": rise.as_json(), **more})
         return rows
 
     def depth(self, lossless: Lossless, found: Found) -> list[dict[str, Any]]:
@@ -228,8 +229,7 @@ class SecondOrder:
         self.model, self.network = measurement.over(settings, repair=Watch())
         self.network.alone, self.network.see = True, self._scale_
         self.measurement, self.ids_BT, self.chosen = measurement, ids_BT, chosen
-        self.step, self.generator = 0.0, torch.Generator()
-        self.signs = False
+        self.step, self.signs, self.generator = 0.0, False, torch.Generator()
 
     def _scale_(self, message: Message, site: Site) -> None:
         """Multiply each packet at risk by 1 + step, or by 1 + step * s_k with random signs."""
@@ -258,8 +258,7 @@ class SecondOrder:
                 logits.append(self.model(input_ids=self.ids_BT, use_cache=False).logits)
             found = []
             for up_TV, down_TV, here_TV in zip(*logits, strict=True):
-                slope_TV = (up_TV[:-1].float() - down_TV[:-1].float()) / (2 * EPSILON)
-                chance_TV = here_TV[:-1].float().softmax(-1)
+                slope_TV, chance_TV = (up_TV - down_TV)[:-1].float() / (2 * EPSILON), here_TV[:-1].float().softmax(-1)
                 mean_T1 = (chance_TV * slope_TV).sum(-1, keepdim=True)
                 found.append(float((chance_TV * (slope_TV - mean_T1).square()).sum(-1).mean()) / 2)
         return np.array(found)
@@ -273,11 +272,8 @@ def sixths(layers: int) -> list[tuple[int, int]]:
 
 def sha256(model_name: str) -> str:
     """Return the SHA-256 of the file that holds a model's weights."""
-    file = gguf_file(model_name)
-    if file is None:
-        file = next(
-            (each for each in (Path(model_name) / WEIGHTS, MODELS / model_name / WEIGHTS) if each.is_file()), None
-        )
+    folders = (Path(model_name), MODELS / model_name)
+    file = gguf_file(model_name) or next((each / WEIGHTS for each in folders if (each / WEIGHTS).is_file()), None)
     if file is None:
         raise ValueError(f"model_name = {model_name!r} has no {WEIGHTS}: give a GGUF file, or a folder with one")
     with file.open("rb") as opened:
@@ -290,14 +286,12 @@ def measure(config: ModelsConfig, show: Callable[[str], object] = lambda part: N
     Raises:
         ValueError: as `lossytp.tolerance` does, or if a record has other settings.
     """
-    if config.model_name not in RANDOM:
+    if not config.model_name.endswith(SCRATCH):
         name = Path(config.model_name).stem if gguf_file(config.model_name) else Path(config.model_name).name
         return dict(Model(name, config, show).parts())
-    with tempfile.TemporaryDirectory() as folder:
-        shape = RANDOM[config.model_name]
-        tokenizer = load_tokenizer(shape)
-        drawn = build_model(from_scratch(shape), "generation", tokenizer=tokenizer, dropout=0.0, seed=0)
-        drawn.save_pretrained(folder)
+    with tempfile.TemporaryDirectory() as folder:  # a control without massive activations: a shape, with drawn weights
+        tokenizer = load_tokenizer(config.model_name)
+        build_model(config.model_name, GENERATION, tokenizer=tokenizer, dropout=0.0, seed=0).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return dict(Model(config.model_name, config.replace(model_name=folder), show).parts())
 
