@@ -9,7 +9,7 @@ result is missing on the ranks that it was sent to. All contributions are summed
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
 from operator import index
 from typing import TYPE_CHECKING, Any, Self
@@ -28,7 +28,7 @@ from lossytp.network.checks import (
 )
 from lossytp.network.losses import NO_PACKETS, Bernoulli, LinkLosses, LossProcess, check_process
 from lossytp.network.random_numbers import Normals
-from lossytp.network.repairs import ZERO, ProtectFirst, Repair, repair_named
+from lossytp.network.repairs import ZERO, ProtectFirst, ProtectLayers, Repair, repair_named
 from lossytp.network.routes import ALGORITHMS, Algorithm, Hop, Hops, Link, Missing, Wire, algorithm_named, checked_link
 from lossytp.network.scope import COUNTED, EVERYWHERE, Counters, LossTape, Scope, Site
 from lossytp.network.traces import most_wraps
@@ -193,8 +193,12 @@ class LossyNetwork:
         return missing
 
     def _send_all(self, hops: Hops, capacity: int, repair: Repair, group: str, site: Site | None) -> Missing:
-        first = repair.part("select")
+        first, layers = repair.part("select"), repair.part("layers")
         if site is not None and site.layer is not None:
+            if isinstance(layers, ProtectLayers) and layers.covers(site.layer):
+                for hop in hops:
+                    self._send_over(hop, capacity, layers.choosing(hop.num_packets(capacity)), group, site)
+                return Missing([], reliable=True)
             if isinstance(first, ProtectFirst):
                 protected = self._packets_at((0, first.positions), hops, capacity)
                 each = zip(hops, (repair.choosing(len(packets)) for packets in protected), strict=True)
@@ -523,6 +527,10 @@ class CommConfig:
             f"reliable_gather = False does not fit {algorithm}, whose sum reaches every rank: choose another algorithm",
         )
 
+    def of_model(self, blocks: int) -> Self:
+        """Return the configuration for a model of this many transformer blocks."""
+        return replace(self, repair=self.repair.of_model(blocks))
+
     def block(self, itemsize: int) -> tuple[int, int]:
         """Return the bytes and elements of a block on the wire: one element of `itemsize` bytes without wire_dtype."""
         return WIRE_DTYPES[self.wire_dtype] if self.wire_dtype else (itemsize, 1)
@@ -555,7 +563,7 @@ class CommConfig:
 
     def check_delivers(self, network: LossyNetwork, ranks: tuple[int, ...]) -> None:
         """Raise ValueError if a link loses everything, so that what `protect` sends would never arrive."""
-        if self.repair.part("select") == ZERO:
+        if self.repair.part("select") == self.repair.part("layers") == ZERO:
             return
         for src, dst in sorted(self.lossy_links(ranks, None)):
             fault = f"cannot work, because the link {src}>{dst} loses all: give it a rate below 1, or choose another"

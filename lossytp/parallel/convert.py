@@ -354,7 +354,8 @@ def parallelize(
         raise ValueError(f"comm and {', '.join(settings)} were both given: give one of the two")
     collective = LossyCollective(network, group, comm)
     check_reaches(network, group, collective.comm)
-    check_layers(network, len(blocks_of(model)))
+    check_layers(network, blocks := len(blocks_of(model)))
+    collective.comm = comm.of_model(blocks)
     own_streams = collective.comm.own_streams
     fault = "does not work where all ranks share a stream: give reliable_gather = False, or leave it out"
     refuse_if(own_copies and not own_streams, "own_copies", own_copies, fault)

@@ -259,7 +259,8 @@ def check_reaches(network: LossyNetwork, group: RankGroup, comm: CommConfig) -> 
     comm.check_delivers(network, group.ranks)
     phase, named = network.scope.phase, set(network.named_links)
     check_nodes(network, comm, group.num_global_ranks)
-    needs_all = comm.repair.part("select") != ZERO or isinstance(comm.repair.part("fill"), Rescale | Hadamard)
+    needs_all = any(comm.repair.part(stage) != ZERO for stage in ("layers", "select"))
+    needs_all |= isinstance(comm.repair.part("fill"), Rescale | Hadamard)
     if network.scope.positions is not None and (needs_all or comm.control):
         setting = f"repair = '{comm.repair}'" if needs_all else f"control = {comm.control!r}"
         raise ValueError(f"{setting} does not work where only some positions lose packets: leave one of them out")

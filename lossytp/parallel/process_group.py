@@ -28,7 +28,7 @@ from torch._compile import _disable_dynamo
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
-from lossytp.network.repairs import ZERO, ProtectFirst
+from lossytp.network.repairs import ZERO
 from lossytp.network.routes import Hop, Hops, Routes
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import Message, apply_losses_
@@ -241,8 +241,8 @@ class LossyProcessGroup(ProcessGroup):
         select, reason, fix = self._repair.part("select"), "", "choose another"
         if self._repair.remembers:
             reason = ", which does not know which message follows which"
-        elif isinstance(select, ProtectFirst):
-            reason = ", which does not know a message's tokens"
+        elif self._repair.knows_model:
+            reason = ", which does not know a message's tokens and layer"
         elif select != ZERO and phase == "reduce" and any(len(hop.positions) > 1 for hop in hops):
             reason = f" with algorithm = {self._routes.name!r}, whose packets carry sums that no single process knows"
             fix = "choose direct or sender, or another repair"

@@ -208,8 +208,8 @@ class Account:
         repairs = [NO_REPAIR, *(each for each in self.config.repair_names() if not repair_named(each).remembers)]
         networks = [self._settings(repair, self.config.rates()[-1]) for repair in repairs]
         ids_BT = self.measurement.messages[0]
-        errors = SquaredErrors(networks, self.measurement.ranks, ids_BT)
         model, network = self._over_watched
+        errors = SquaredErrors(networks, self.measurement.ranks, len(blocks_of(model)), ids_BT)
         network.alone, network.chosen, network.see = True, {}, errors.see
         with errors.watching(model):
             self.measurement.score(model, ids_BT)
@@ -279,9 +279,9 @@ class SquaredErrors:
     sum itself in a model that normalises it first.
     """
 
-    def __init__(self, networks: Sequence[NetworkSettings], ranks: int, ids_BT: Tensor) -> None:
+    def __init__(self, networks: Sequence[NetworkSettings], ranks: int, blocks: int, ids_BT: Tensor) -> None:
         group = RankGroup(ranks)
-        self._collectives = [LossyCollective(each.build(), group, each.comm()) for each in networks]
+        self._collectives = [LossyCollective(each.build(), group, each.comm().of_model(blocks)) for each in networks]
         self._positions = np.tile(np.arange(ids_BT.shape[1]), len(ids_BT))
         self._of_block: list[tuple[Tensor, Tensor]] = []  # errors (K, B * T), and the sum (B * T, D)
         self.of_sums_K: list[Tensor] = []

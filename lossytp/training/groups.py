@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from lossytp.network.checks import refuse_if
 from lossytp.network.losses import LossProcess, gilbert_elliott_preset
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
-from lossytp.network.repairs import ProtectFirst
 from lossytp.network.routes import Wire
 from lossytp.network.scope import Scope, links_named, range_named
 from lossytp.network.traces import loss_process_named
@@ -47,7 +46,7 @@ class NetworkSettings(Settings):
     """Collective algorithm: direct, ring, tree, switch or sender."""
     repair: str = "zero"
     """zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block), retransmit(budget), protect(share),
-    protect_first(positions), or several joined by +."""
+    protect_first(positions), protect_layers(first, last), or several joined by +."""
     reliable_gather: bool = True
     """False also loses packets of sums on their way back. Each rank then has its own residual stream. FSDP's
     all-gathers and a pipeline's sends always lose packets."""
@@ -142,7 +141,7 @@ class BackendNetwork(NetworkSettings):
         repair, values = self.comm().repair, self.as_dict()
         names = ("wire_dtype", "lossy_module", "lossy_layers", "lossy_positions")
         asked = {name: values[name] is not None for name in names} | {"control": self.control == "noise"}
-        asked["repair"] = repair.remembers or isinstance(repair.part("select"), ProtectFirst)
+        asked["repair"] = repair.remembers or repair.knows_model
         for name, is_asked in asked.items():
             fault = f"works only in this project's layers: leave it out{self.elsewhere}"
             refuse_if(is_asked, name, values[name], fault)

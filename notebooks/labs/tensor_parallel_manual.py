@@ -78,7 +78,7 @@ def run(config: LabConfig) -> dict[str, Any]:
     check_splits("hidden_dim", config.hidden_dim, layout.tensor_parallel_size)
     device = this_device(layout)
     with connected_processes(config, layout) as network:
-        collective = LossyCollective(network, layout.tensor_group(), config.comm())
+        collective = LossyCollective(network, layout.tensor_group(), config.comm().of_model(2))
         check_reaches(network, collective.group, collective.comm)
         check_layers(network, 2)
         digits = load_digits(config, device)
