@@ -37,7 +37,6 @@ def tokenizer():
 
 @pytest.fixture
 def folder(tmp_path, tokenizer):
-    """Return a folder with a language model and its tokenizer."""
     torch.manual_seed(3)
     GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **TINY)).save_pretrained(tmp_path / "lm")
     tokenizer.save_pretrained(tmp_path / "lm")
@@ -89,17 +88,6 @@ def test_random_weights_depend_on_the_seed_and_leave_torchs_generator_alone(fold
         assert bodies_equal(first, other) == (name == str(folder))
 
 
-@pytest.mark.parametrize("kind", BATCH)
-def test_pretrained_weights_come_from_the_folder(folder, tokenizer, kind):
-    saved = GPT2LMHeadModel.from_pretrained(folder)
-    model = build(folder, kind, tokenizer=tokenizer)
-    assert bodies_equal(model, saved)
-    assert not bodies_equal(build(f"{folder}-scratch", kind, tokenizer=tokenizer), saved)
-    if kind == "generation":
-        assert model.lm_head.weight is model.transformer.wte.weight
-        assert torch.equal(model.lm_head.weight, saved.lm_head.weight)
-
-
 @pytest.mark.parametrize("before", BATCH)
 @pytest.mark.parametrize("kind", BATCH)
 def test_a_model_trained_on_one_kind_of_task_can_be_trained_on_another(folder, tmp_path, tokenizer, before, kind):
@@ -142,7 +130,6 @@ def test_a_model_saved_in_half_precision_is_trained_in_float32(tmp_path, tokeniz
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_language_models_head_is_kept(tmp_path, tokenizer, tied):
-    """Larger models seldom tie it to the embeddings."""
     sizes = {**SIZES, "vocab_size": len(tokenizer), "tie_word_embeddings": tied}
     saved = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **sizes))
     saved.save_pretrained(tmp_path)
@@ -153,48 +140,23 @@ def test_a_language_models_head_is_kept(tmp_path, tokenizer, tied):
         assert torch.equal(model.lm_head.weight, saved.lm_head.weight)
 
 
-@pytest.mark.parametrize("kind", BATCH)
-def test_a_saved_model_is_loaded_with_the_head_it_has(folder, tmp_path, tokenizer, kind):
-    model = build(folder, kind, tokenizer=tokenizer)
-    model.save_pretrained(tmp_path / "saved")
-    loaded = load_model(str(tmp_path / "saved"))
-    assert type(loaded) is type(model)
-    assert all(torch.equal(weight, loaded.state_dict()[key]) for key, weight in model.state_dict().items())
-
-
-def test_a_model_without_weights_or_head_cannot_be_evaluated(folder, tmp_path):
-    with pytest.raises(ValueError, match="gpt2-nano-scratch' is untrained: give gpt2-nano"):
+def test_a_model_without_weights_or_a_known_head_cannot_be_evaluated(folder):
+    with pytest.raises(ValueError, match="gpt2-nano-scratch' is untrained"):
         load_model("gpt2-nano-scratch")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2Model"]}))
-    with pytest.raises(
-        ValueError, match=r"has architectures = \['GPT2Model'\]: give one whose name ends with LMHeadModel"
-    ):
-        load_model(str(folder))
+    for named in (["GPT2Model"], 5, "GPT2LMHeadModel", [["GPT2LMHeadModel"]], {"GPT2LMHeadModel": 1}, None):
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": named}))
+        with pytest.raises(ValueError, match=re.escape(f"architectures = {named}")):
+            load_model(str(folder))
 
 
-@pytest.mark.parametrize("named", [5, "GPT2LMHeadModel", [5], [["GPT2LMHeadModel"]], {"GPT2LMHeadModel": 1}, None])
-def test_an_unknown_architecture_is_one_line(folder, named):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": named}))
-    with pytest.raises(
-        ValueError, match=re.escape(f"has architectures = {named}: give one whose name ends with LMHeadModel")
-    ):
-        load_model(str(folder))
-
-
-def test_files_that_are_damaged_or_missing_are_one_line(folder, tokenizer):
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:500])
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"lm cannot be loaded \(") as error:
-            build(folder, tokenizer=tokenizer)
-        assert "\n" not in str(error.value)
-        weights.unlink(missing_ok=True)
-    build(f"{folder}-scratch", tokenizer=tokenizer)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
+def test_missing_files_are_named(folder, tokenizer):
+    for file in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         (folder / file).unlink()
-    with pytest.raises(ValueError, match="lm holds no tokenizer: save the model's own there"):
+    with pytest.raises(ValueError, match=r"lm cannot be loaded \("):
+        build(folder, tokenizer=tokenizer)
+    build(f"{folder}-scratch", tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="lm holds no tokenizer"):
         load_tokenizer(str(folder))
 
 
@@ -248,14 +210,6 @@ def test_a_tokenizer_that_the_model_cannot_be_used_with_is_refused(folder, token
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": None}))
     with pytest.raises(ValueError, match="lm holds a tokenizer without an end token: give it an eos_token"):
         load_tokenizer(str(folder))
-
-
-def test_one_line_says_how_to_make_missing_pretrained_models(tmp_path, monkeypatch, tokenizer):
-    monkeypatch.setattr(models, "MODELS", tmp_path)
-    with pytest.raises(ValueError, match=r"gpt2-nano does not exist; .*\./run_all\.sh pretrain gpt2-nano trains it$"):
-        load_tokenizer("gpt2-nano-scratch")
-    with pytest.raises(ValueError, match=r"models/gpt2-micro in a checkout.*, or give gpt2-micro-scratch"):
-        build("gpt2-micro", tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("name", ["gpt2-nano", "gpt2-micro"])

@@ -25,7 +25,6 @@ FLAGS = "--model_name gpt2-nano-scratch --batch_size 12 --max_steps 1 --warmup_s
 
 @pytest.fixture(autouse=True)
 def _small(tmp_path, monkeypatch):
-    """Train a small model, in a working folder that has no data."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with ExitStack() as stack:
