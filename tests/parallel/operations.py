@@ -74,7 +74,6 @@ class Reference:
         return self.links().all_gather([value for shard in messages for value in shard], unit=1)[self.me]
 
     def cross(self, src: int, values: list) -> list:
-        """What arrives here of the values from rank `src`."""
         return self.links(f" from {src}")._hop(src, self.rank, Message(values), "").values if values else []
 
     def even(self, messages: list[list]) -> list:

@@ -112,7 +112,6 @@ on_own_streams = pytest.mark.parametrize("mode", ON_OWN_STREAMS)
 
 
 def logits_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """Of each stream: one, or a rank's each."""
     output = model(**batch)
     return getattr(output, "rank_logits", output.logits.unsqueeze(0))
 

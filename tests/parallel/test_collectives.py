@@ -15,7 +15,6 @@ from torch import Tensor
 import lossytp as ltp
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import ALGORITHMS
-from lossytp.parallel import collectives as missing
 from lossytp.parallel.collectives import LossyCollective, _zero_spans_, all_reduce
 from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import bernoulli
@@ -236,13 +235,8 @@ def test_what_crosses_a_dead_link_is_stale_forever_and_after_a_good_one_fresh(al
     parts_RN = (10.0 ** torch.arange(3))[:, None].repeat(1, 6)
     whole = LossyCollective(bernoulli(0.0), collective.group, collective.comm, collective.memories)
     assert whole.sum_(parts_RN.clone()).tolist() == [111] * 6
-    old = {
-        "sender": [212] * 6,  # ranks 0 and 2 have twice as much now, rank 1 as much as then
-        "switch": [212] * 6,
-        "direct": [212] * 2 + [222] * 4,
-        "ring": [2 + 110] * 2 + [22 + 100] * 2 + [222] * 2,
-        "tree": [212] * 6,
-    }[algorithm]
+    old = {"direct": [212] * 2 + [222] * 4, "ring": [2 + 110] * 2 + [22 + 100] * 2 + [222] * 2}
+    old = old.get(algorithm, [212] * 6)  # ranks 0 and 2 have twice as much now, rank 1 as much as then
     for _ in range(2):
         assert collective.sum_(2 * parts_RN).tolist() == old
     assert collective.sum_(torch.ones(3, 5)).tolist() != [3] * 5, "of another size: nothing to put in"
@@ -316,18 +310,6 @@ def test_zeroing_spans_on_a_device_equals_zeroing_them_on_the_cpu(data, num_rank
     _zero_spans_(on_device, *spans)
     assert on_cpu.tolist() == naive.tolist()
     assert on_device.tolist() == naive.tolist()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_many_spans_are_zeroed_as_few_are(dtype, monkeypatch):
-    rows = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)).to(dtype)
-    results = []
-    for few in (missing.FEW_SPANS, 0):
-        monkeypatch.setattr(missing, "FEW_SPANS", few)
-        network = bernoulli(0.3, wire=ltp.Wire(elements=7))
-        results.append(LossyCollective(network, RankGroup(3), CommConfig.named(algorithm="ring")).sum_(rows.clone()))
-    assert torch.equal(*results)
-    assert not torch.equal(results[0], rows.sum(0))
 
 
 ADJOINTS = ["zero", "rescale", "rescale_counted", "hadamard(8)", "fec(3, 2)", "retransmit(1)"]

@@ -133,12 +133,6 @@ def test_a_copy_trains_independently(mode, copied):
     assert training_losses(model, batch, steps=2) == losses
 
 
-def test_neither_parallelize_nor_gather_draws_from_the_global_generator():
-    dense, before = tiny_gpt2(), torch.get_rng_state()
-    ltp.gather(lossy(dense, 0.1))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @every_kind
 def test_the_dense_model_is_not_changed(kind):
     dense, batch = tiny_gpt2(kind), tiny_batch(kind)
@@ -214,7 +208,6 @@ def test_a_class_of_the_callers_own_is_saved_too(tmp_path):
 @pytest.mark.parametrize("how", WAYS, ids=["one stream", "own streams", "own copies"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_state_of_the_dense_model_is_loaded_into_shards(family, how):
-    """As transformers' Trainer does to resume, and to load its best checkpoint."""
     models = [tiny_gpt2() if family == "gpt2" else tiny(family) for _ in range(2)]
     with torch.no_grad():
         for parameter in models[1].parameters():
@@ -346,10 +339,12 @@ def test_a_training_step_sends_four_messages_a_layer(model):
     assert set(table["packets"]) == {4}  # a quarter of B * T * D = 5,824 elements, 364 a packet
 
 
-def test_training_draws_nothing_from_the_global_generators():
-    parallel = lossy(tiny_gpt2(), 0.1)
+def test_converting_training_and_gathering_draw_nothing_from_the_global_generators():
+    dense = tiny_gpt2()
     before, numpy_before = torch.get_rng_state(), repr(np.random.get_state())  # noqa: NPY002
+    parallel = lossy(dense, 0.1)
     training_losses(parallel, tiny_batch(), steps=1)
+    ltp.gather(parallel)
     assert torch.equal(torch.get_rng_state(), before)
     assert repr(np.random.get_state()) == numpy_before  # noqa: NPY002
     training_losses(lossy(tiny_gpt2(resid_pdrop=0.1), 0.1), tiny_batch(), steps=1)

@@ -152,7 +152,7 @@ def on_rank_hold(implementation: str) -> tuple[int, int]:
     return stored, sum(expected.values())
 
 
-@pytest.mark.parametrize("implementation", OTHERS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_process_holds_its_shard_and_the_callers_model_is_left_alone(processes, implementation):
     for stored, expected in processes(2, on_rank_hold, implementation):
         assert stored == expected

@@ -48,16 +48,12 @@ def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 
 def run_alone(program: str) -> subprocess.CompletedProcess:
-    with held_port() as port:
-        return run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)})
-
-
-def run_in_a_process(program: str, **variables: str) -> subprocess.CompletedProcess:
-    start = (
-        "import torch.distributed as dist, lossytp as ltp; network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))\n"
-    )
+    start = "import torch, torch.distributed as dist, lossytp as ltp\n"
+    start += "network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))\n"
     command = [sys.executable, "-c", start + textwrap.dedent(program)]
-    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False)
+    with held_port() as port:
+        alone = os.environ | VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)}
+        return subprocess.run(command, env=alone, capture_output=True, text=True, timeout=60, check=False)
 
 
 def on_rank_differ(changes: dict[str, Any]) -> str:
@@ -194,7 +190,6 @@ def test_two_ranks_share_a_gpu_over_gloo(processes):
 def test_nccl_carries_a_group_of_one():
     program = """
         ltp.init_process_group(network, wraps="nccl")
-        import torch
         x = torch.ones(5000, device="cuda")
         dist.all_reduce(x)
         print(dist.get_world_size(), dist.get_backend(), x.sum().item())
@@ -237,7 +232,6 @@ def test_what_cannot_start_is_refused_at_once(torchrun, changes, settings, messa
 @pytest.mark.slow
 def test_a_group_may_begin_again_once_it_has_ended():
     program = """
-        import torch
         for _ in range(2):
             ltp.init_process_group(network)
             x = torch.ones(5000)
@@ -265,7 +259,6 @@ def on_rank_start_twice() -> tuple[float, float]:
 
 
 def test_a_second_start_is_refused_and_changes_nothing(processes):
-    """`reliable()` and new groups are still those of the first network."""
     assert processes(2, on_rank_start_twice) == [(8000.0, 4000.0)] * 2
 
 

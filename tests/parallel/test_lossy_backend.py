@@ -359,7 +359,6 @@ def test_an_asynchronous_operation_loses_once_and_in_the_order_of_the_calls(proc
 
 
 def on_rank_leave_the_waiting_to_torch() -> list[bool]:
-    """Hand each handle to C++ and forget it, as DDP's join does."""
     ltp.init_process_group(network(1.0), reliable_gather=False)
     group: Any = dist.group.WORLD
     x_N, gathered_N, pieces = torch.ones(100), torch.ones(200), [torch.ones(100), torch.ones(100)]
@@ -472,7 +471,6 @@ def sparse_embedding() -> list[float]:
 
 
 def join_uneven_inputs() -> list[float]:
-    """Let rank 1 see one batch more than rank 0, and divide by the ranks that still have one."""
     model = DistributedDataParallel(tiny_model())
     with model.join(divide_by_initial_world_size=False):
         for _ in range(2 + dist.get_rank()):

@@ -121,7 +121,6 @@ def test_a_tensor_parallel_decoder_is_cut_into_stages_too():
 
 
 def test_a_stage_takes_its_blocks_over_and_leaves_the_others():
-    """Nothing holds two copies of them."""
     model = decoder("llama", "classifier")
     kept = {id(parameter) for parameter in Stage(model, 1, 3).parameters()}
     for number, block in enumerate(blocks_of(model)):

@@ -324,8 +324,6 @@ def test_tensor_parallel_shards_are_the_dense_models(family):
 
 
 class Replaced(nn.Module):
-    """Makes weights and drops them, as a model whose layers are exchanged while it is built."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer: Any = None

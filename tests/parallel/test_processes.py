@@ -1,18 +1,15 @@
 """Ranks in processes against virtual ranks: the same training losses, lost packets and weights, and only a shard."""
 
-import gc
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
 import lossytp as ltp
 from lossytp.network.scope import Counters
 from lossytp.parallel.group import Layout
-from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.replicas import (
     clip_gradients_,
@@ -21,16 +18,7 @@ from lossytp.parallel.replicas import (
     resynchronise_,
     synchronise_gradients_,
 )
-from tests.parallel.conftest import (
-    NUM_EXAMPLES,
-    NUM_LAYERS,
-    NUM_TOKENS,
-    WIDTH,
-    relative_error,
-    tiny_batch,
-    tiny_gpt2,
-    training_losses,
-)
+from tests.parallel.conftest import NUM_EXAMPLES, NUM_LAYERS, NUM_TOKENS, WIDTH, relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import join
 from tests.parallel.families import tiny
 from tests.parallel.sharing_modes import COMBINATIONS, MODES, ON_OWN_STREAMS, WIRE
@@ -38,48 +26,7 @@ from tests.parallel.sharing_modes import COMBINATIONS, MODES, ON_OWN_STREAMS, WI
 NUM_STEPS = 20
 
 
-def on_rank_hold(width: int, size: int) -> dict:
-    lossy = network()
-    join(lossy, tensor_parallel_size=size)
-    gc.collect()
-    dense = tiny_gpt2(n_embd=width)
-    convs = [module for module in dense.modules() if isinstance(module, Conv1D)]
-    sizes = {conv.weight.untyped_storage().nbytes() for conv in convs}
-    num_weights = sum(conv.weight.numel() for conv in convs)
-
-    def full_sized() -> int:
-        tensors = [thing for thing in gc.get_objects() if isinstance(thing, Tensor)]
-        return sum(tensor.untyped_storage().nbytes() in sizes for tensor in tensors)
-
-    before = full_sized()
-    parallel = ltp.parallelize(dense, lossy, tensor_parallel_size=size)
-    del dense, convs
-    gc.collect()
-    after = full_sized()
-    training_losses(parallel, tiny_batch(), steps=2)
-    layers = [module for module in parallel.modules() if isinstance(module, ColumnParallelLinear | RowParallelLinear)]
-    return {
-        "full-sized": (before, after, full_sized()),
-        "share": sum(layer.weight.numel() for layer in layers) / num_weights,
-        "columns' biases": sum(layer.bias.numel() for layer in layers if isinstance(layer, ColumnParallelLinear)),
-        "own": all(p.untyped_storage().nbytes() == p.numel() * p.element_size() for p in parallel.parameters()),
-    }
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_process_keeps_its_shard_alone(processes, size):
-    """An unusual width, so that nothing else is as large as one of the dense weights."""
-    width = 48
-    for answer in processes(2, on_rank_hold, width, size):
-        assert answer["full-sized"] == (4 * NUM_LAYERS, 0, 0)
-        assert answer["share"] == 1 / 2
-        assert answer["columns' biases"] == NUM_LAYERS * (3 + 4) * width / 2
-        assert answer["own"]
-
-
 class Spy:
-    """The process group that carries the sums, which it counts."""
-
     def __init__(self, group: Any) -> None:
         self.group, self.sums = group, []
 
@@ -253,7 +200,6 @@ def on_rank_generate() -> list[torch.Tensor]:
 
 
 def test_processes_write_what_virtual_ranks_do(processes):
-    """Each token is the first rank's choice, on every process."""
     expected = [generate(Layout(4), mode) for mode in MODES]
     for answer in processes(2, on_rank_generate):
         assert all(torch.equal(*pair) for pair in zip(answer, expected, strict=True))

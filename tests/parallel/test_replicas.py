@@ -248,7 +248,6 @@ def test_processes_that_lost_different_packets_do_not_merge(processes):
 
 
 def on_rank_clip_drifting() -> tuple[list[float], list[float], float]:
-    """Norms of two ranks of one replica whose gradients lost different packets, and how far they drift."""
     lossy = network(0.05)
     layout = join(lossy, tensor_parallel_size=2, data_parallel_size=2)
     model = spread(tiny_gpt2("classifier"), lossy, layout, "lossytp", "ddp")

@@ -223,23 +223,6 @@ def test_expected_error_follows_from_the_measured_norms(others):
     assert not is_within(estimate, theory.expected_squared_error(comm, RANKS, loss_rate)), "control: equal norms"
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_massive_packets_always_arrive(algorithm):
-    x_RN = torch.randn(RANKS, 640, generator=torch.Generator().manual_seed(0))
-    x_RN[:, 160:168] = 1e6  # one packet, of one chunk
-    worst = {}
-    for repair in ("zero", "protect(0.05)", "protect(0.05, 'random')"):
-        network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.3), seed=1, wire=WIRE)
-        errors = [
-            (ltp.all_reduce(x_RN, network, algorithm=algorithm, repair=repair) - x_RN.sum(0)).abs().max()
-            for _ in range(20)
-        ]
-        worst[repair] = float(max(errors))
-    assert worst["protect(0.05)"] < 100
-    assert worst["zero"] > 1e5
-    assert worst["protect(0.05, 'random')"] > 1e5, "control: as many packets at random places"
-
-
 def test_noise_by_hand():
     """Rank 0's piece for rank 1 is 3 and 4, of mean square 12.5; its link loses 0.08, and no other anything."""
     network = ltp.LossyNetwork({(0, 1): ltp.Bernoulli(loss_rate=0.08)})

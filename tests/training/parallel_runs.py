@@ -112,7 +112,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def the_data() -> Dataset:
-    """Return the data of a run. Call this within `task_in`."""
     return load_dataset("lengths", load_tokenizer(MODEL), max_length=64, train_samples=None, test_samples=None)
 
 

@@ -81,28 +81,6 @@ def test_a_model_learns_over_a_narrower_wire(toy, tmp_path, wire_dtype, share):
     assert narrow["config"]["wire_dtype"] == wire_dtype
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"lossy_module": "mlp", "lossy_direction": "backward"}, {"by_module": {"mlp"}, "by_direction": {"backward"}}),
-        ({"lossy_layers": "1:3"}, {"by_layer": {"1", "2"}}),
-        ({"sequence_parallel": True, **OWN, "lossy_phase": "gather"}, {"by_operation": {"all_gather"}}),
-    ],
-)
-def test_only_the_chosen_part_loses_packets(folder, values, expected):
-    everywhere = {name: value for name, value in values.items() if not name.startswith("lossy_")}
-    whole, part = (traffic(short(folder, **LOSSY, **each)) for each in (everywhere, values))
-    share = 1.0
-    for table, names in expected.items():
-        assert part[table].keys() == names
-        share *= len(names) / len(whole[table])
-        assert all(row["lost"] > 0 for row in part[table].values())
-    assert part["packets"] == whole["packets"] * share
-    for table in ("by_direction", "by_module", "by_layer", "by_link"):
-        if table not in expected:
-            assert part[table].keys() == whole[table].keys()
-
-
 EVERY_STEP = ("stale", "noise", "elements", "own copies", "own streams", "shards, lossy gather", "adjoint")
 
 
@@ -143,7 +121,6 @@ def test_streams_that_are_not_finite_are_recorded_so(folder):
 
 
 def test_accuracy_is_the_mean_over_ranks_and_its_spread_is_recorded(folder):
-    """Each rank is scored on its own logits."""
     seen: list[torch.Tensor] = []
     logits = Engine.logits
 

@@ -51,7 +51,6 @@ def test_schedules_end_where_they_should():
 
 
 def test_a_run_follows_its_schedule(toy, tmp_path):
-    """All schedules agree up to the end of the warm-up."""
     curves = {}
     for schedule in SCHEDULES:
         record = run(toy(schedule=schedule, warmup_steps=2, output_dir=str(tmp_path / schedule)))

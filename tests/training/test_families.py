@@ -50,9 +50,7 @@ def test_it_is_trained_saved_and_evaluated(tmp_path, folder, kind, how):
 
 def test_sizes_are_checked_before_anything_is_loaded(folder):
     assert shape_of(str(folder)) == (64, 2, 8, 128, 4, 96)
-    with pytest.raises(
-        ValueError, match="tensor_parallel_size = 3 does not divide the model's 8 heads and its 4 key-value"
-    ):
+    with pytest.raises(ValueError, match="tensor_parallel_size = 3 .* 8 heads and its 4 key-value"):
         TrainConfig(model_name=str(folder), tensor_parallel_size=3)
     with pytest.raises(ValueError, match=r"max_length = 129 is above .*'s 128 positions: give at most 128"):
         check_model(str(folder), 2, 129)
@@ -75,11 +73,10 @@ def test_a_family_without_a_plan_is_refused(tmp_path):
     tokenizer = load_tokenizer("gpt2-nano-scratch")
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
     BertConfig(**sizes, architectures=["BertLMHeadModel"]).save_pretrained(tmp_path)
-    line = "is a bert, which has no tensor-parallel plan: give a GPT-2, or a decoder that carries one, such as a Llama"
-    with pytest.raises(ValueError, match=line):
-        build_model(f"{tmp_path}-scratch", "classification", tokenizer=tokenizer, dropout=0.0, seed=0)
-    with pytest.raises(ValueError, match=line):
-        load_model(str(tmp_path))
+    how = {"tokenizer": tokenizer, "dropout": 0.0, "seed": 0}
+    for load in (load_model, lambda name: build_model(f"{name}-scratch", "classification", **how)):
+        with pytest.raises(ValueError, match="is a bert, which has no tensor-parallel plan"):
+            load(str(tmp_path))
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path):

@@ -87,8 +87,7 @@ def test_progress_resumes_and_shows_evaluations(capsys, monkeypatch):
         "training: step 8 of 10, loss 0.250",
         "evaluation: step 8 of 10, accuracy_lossy 0.5000, accuracy_clean 0.7500",
     ]
-    hidden = Progress(10, done=7, shown=False)
-    hidden.evaluated(8, point)
+    Progress(10, done=7, shown=False).evaluated(8, point)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     bar = Progress(10, done=7)

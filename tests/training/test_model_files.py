@@ -183,7 +183,6 @@ def test_a_folder_that_holds_no_decoder_is_named(tmp_path):
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, tmp_path):
-    """The hub's client would try for nearly a minute."""
     monkeypatch.delenv("LOSSYTP_DATA", raising=False)
     hub_at("http://127.0.0.1:9", monkeypatch)  # nothing listens at this port
     start = time.perf_counter()

@@ -85,8 +85,6 @@ def test_the_configuration_is_the_files_content_however_it_is_given(tmp_path, mo
     config = config_of(file)
     assert (config.data.dataset, config.data.task_folder) == ("mine", str(tmp_path / "tasks"))
     assert config == TrainConfig.from_dict(config.as_dict())
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config.changes(), "dataset": str(file), "declaration": None}))
-    assert parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")]) == config
     monkeypatch.setenv("HOME", str(tmp_path))
     assert config_of("~/tasks/mine.yaml") == config
     with pytest.raises(

@@ -119,7 +119,6 @@ TEXTS = ["läst, 1", "NA", 'two\n"lines"', "null", "0012"]
 
 
 def written(texts):
-    """Return one table of texts in every format, with a column of mixed kinds that nobody reads."""
     others = [1, "x", None, "2.5", 3]
     rows = [{"id": other, "text": text} for other, text in zip(others, texts, strict=True)]
     cells = [(str(row["id"]), '"' + row["text"].replace('"', '""') + '"') for row in rows]

@@ -93,7 +93,6 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 
 def write_hub(folder: Path) -> None:
-    """Write all rows below `folder`, each split to a parquet file with the hub's name."""
     for name, rows in ROWS.items():
         source = TASKS[name].source
         assert isinstance(source, Source)

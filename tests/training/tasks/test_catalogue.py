@@ -38,7 +38,6 @@ def score(task, examples, predictions):
 
 
 def logits(examples, chosen):
-    """Return 1 for the chosen option of each example, 0 for its others, and -inf for missing options."""
     options = max(len(example.endings) for example in examples)
     rows = np.full((len(examples), options), -np.inf)
     for row, example, choice in zip(rows, examples, chosen, strict=True):
