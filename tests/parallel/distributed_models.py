@@ -56,7 +56,6 @@ def in_replicas(model: PreTrainedModel, layout: Layout, replicas: str) -> Any:
 
 
 def share(batch: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """What falls to this process's replica of the largest part of the batch that all can have as much of."""
     each = len(batch["labels"]) // layout.data_parallel_size
     return {name: tensor[layout.data_index * each :][:each] for name, tensor in batch.items()}
 

@@ -53,7 +53,6 @@ class Reference:
         return reference(self.network, self.ranks, *self.how, self.room, self.name + suffix)
 
     def sums(self, several: list[list[list]], divisor: int = 1) -> list[list]:
-        """All-reduces in one call: all of them up, then all down."""
         links = self.links()
         totals = [[value / divisor for value in links.reduced(messages)] for messages in several]
         if not self.lossy_gather:
@@ -197,7 +196,6 @@ def all_to_all_list(x: Tensor, group: ProcessGroup) -> list[Tensor]:
 
 
 def send(x: Tensor, group: ProcessGroup, *, batched: bool = False) -> list[Tensor]:
-    """To the next rank."""
     ranks, received = dist.get_process_group_ranks(group), torch.empty_like(x)
     after, before = ranks[(group.rank() + 1) % len(ranks)], ranks[group.rank() - 1]
     if batched:

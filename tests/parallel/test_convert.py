@@ -362,7 +362,6 @@ def dense(monkeypatch):
 
 @pytest.fixture
 def batch():
-    """The last example has two options alone; sequences have lengths of their own."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, VOCABULARY, (EXAMPLES, OPTIONS, TOKENS), generator=generator)
     lengths = torch.randint(2, TOKENS + 1, (EXAMPLES, OPTIONS, 1), generator=generator)

@@ -110,7 +110,6 @@ def test_under_autocast_bfloat16_is_on_the_wire(processes, implementation):
 
 
 def on_rank_lose_all(implementation: str) -> tuple[Tensor, Tensor]:
-    """A row-parallel layer's output and bias, if its product is zero and the network loses every packet."""
     lossy = network(1.0)
     layout = join(lossy, tensor_parallel_size=2)
     dense = tiny_gpt2()

@@ -496,7 +496,6 @@ def profiled() -> list[str]:
 
 
 def monitored_barriers() -> list[str]:
-    """Wait for all ranks, in vain for one that does not come; set the time to wait."""
     dist.monitored_barrier()
     dist.monitored_barrier(dist.new_group([0, 1]), timedelta(seconds=30), wait_all_ranks=True)
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7))

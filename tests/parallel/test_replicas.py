@@ -81,7 +81,6 @@ ON_FOUR |= {f"{name} x fsdp": (2, 2, name, "fsdp") for name in ("dtensor", "mega
 
 
 def on_rank_clip(cases: dict[str, tuple], max_norms: list[float | None]) -> dict[str, list[tuple[float, Any]]]:
-    """Of each case and largest norm: the norm before, and all gradients after, in the dense model's shapes."""
     lossy = network(0.9, wire=HOPELESS)
     ltp.init_process_group(lossy)
     results = {}

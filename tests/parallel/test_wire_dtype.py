@@ -70,7 +70,6 @@ def chunks(num_elements: int, ranks: int, unit: int = 1) -> list[tuple[int, int]
 
 
 def spans(algorithm: str, phase: str, num_elements: int, ranks: int, unit: int = 1) -> list[tuple[int, int]]:
-    """Return what is packetised on its own, the first time that it is sent."""
     in_chunks = algorithm in ("direct", "ring") or phase == "all_gather"
     return chunks(num_elements, ranks, unit) if in_chunks else [(0, num_elements)]
 

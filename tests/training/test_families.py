@@ -50,7 +50,7 @@ def test_it_is_trained_saved_and_evaluated(tmp_path, folder, kind, how):
 
 def test_sizes_are_checked_before_anything_is_loaded(folder):
     assert shape_of(str(folder)) == (64, 2, 8, 128, 4, 96)
-    with pytest.raises(ValueError, match="tensor_parallel_size = 3 .* 8 heads and its 4 key-value"):
+    with pytest.raises(ValueError, match=r"tensor_parallel_size = 3 .* 8 heads and its 4 key-value"):
         TrainConfig(model_name=str(folder), tensor_parallel_size=3)
     with pytest.raises(ValueError, match=r"max_length = 129 is above .*'s 128 positions: give at most 128"):
         check_model(str(folder), 2, 129)

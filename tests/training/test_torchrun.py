@@ -84,7 +84,6 @@ def script(tmp_path: Path, change: str, *flags: str) -> list[str]:
 
 
 def steps_began(tmp_path: Path, ranks: list[psutil.Process]) -> None:
-    """Wait until the ranks train: they have used processor time since the folder was made."""
     while not (tmp_path / "run").exists():
         assert all(rank.is_running() for rank in ranks)
         time.sleep(0.05)
@@ -170,7 +169,6 @@ def by_hand(rank: int, port: int, world: int = 2) -> dict[str, Any]:
 
 
 def errors_in(told: Path) -> list[str]:
-    """Return the lines of a process that are neither warnings nor the progress that a slow machine tells."""
     beside = ("Warning", "warn", "s so far")
     return [line for line in told.read_text().splitlines() if not any(word in line for word in beside)]
 

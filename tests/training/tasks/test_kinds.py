@@ -80,7 +80,7 @@ def test_missing_columns_and_impossible_labels_are_named():
     def task(*labels, **options):
         return classification([{"text": "a", "label": label} for label in labels], **options)
 
-    with pytest.raises(ValueError, match="table has no column 'review': .*text, label"):
+    with pytest.raises(ValueError, match=r"table has no column 'review': .*text, label"):
         task(0, 1, body="{review}").examples("train")
     for label, others in ((2, [0, 1]), ("z", ["x", "y"])):
         with pytest.raises(ValueError, match=f"label {label!r} is not a class of x, y: .*, in row .* of train of"):
