@@ -181,15 +181,22 @@ def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path, sta
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        cases = {
-            "MASTER_PORT is not: ": missing,
-            "MASTER_ADDR = 'nowhere.invalid'": by_hand(0, free) | {"MASTER_ADDR": "nowhere.invalid"},
-            f"MASTER_PORT = {port} is in use on 127.0.0.1": by_hand(0, port),
-            "rank 0 waits for rank 1 of 2, in vain for timeout_s = 1 seconds": by_hand(0, free),
-        }
-        words = [sys.executable, *module(tmp_path, "--timeout_s", "1")]
-        started = [(message, *start(words, **variables)) for message, variables in cases.items()]
-        for message, process, told in started:
+        cases = [
+            (start([sys.executable, *module(tmp_path)], **missing), "MASTER_PORT is not: start with torchrun"),
+            (
+                start([sys.executable, *module(tmp_path)], **by_hand(0, free) | {"MASTER_ADDR": "nowhere.invalid"}),
+                "MASTER_ADDR = 'nowhere.invalid' names no machine ",
+            ),
+            (
+                start([sys.executable, *module(tmp_path)], **by_hand(0, port)),
+                f"MASTER_PORT = {port} is in use on 127.0.0.1: choose another",
+            ),
+            (
+                start([sys.executable, *module(tmp_path, "--timeout_s", "1")], **by_hand(0, free)),
+                "rank 0 waits for rank 1 of 2, in vain for timeout_s = 1 seconds: start it, or correct WORLD_SIZE",
+            ),
+        ]
+        for (process, told), message in cases:
             assert ended(process) == 2, told.read_text()
             lines = errors_in(told)
             assert len(lines) == 1, told.read_text()
