@@ -14,26 +14,14 @@ import lossytp as ltp
 NUM_LAYERS, NUM_HEADS, WIDTH, VOCABULARY = 2, 8, 64, 97
 # B * T * D = 5,824 elements: 16 fp32 packets of 364 elements, 8 bf16 packets of 728, and halves and quarters of both
 NUM_EXAMPLES, NUM_TOKENS = 7, 13
+TOKENS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "num_labels": 3}
 MODELS = {"language model": GPT2LMHeadModel, "classifier": GPT2ForSequenceClassification}
 
 
 def tiny_gpt2(kind: str = "language model", *, dtype: torch.dtype = torch.float64, **changes: Any) -> PreTrainedModel:
     """A dense model whose every parameter, biases included, is random: what starts at zero would hide mistakes."""
-    settings: dict[str, Any] = {
-        "n_embd": WIDTH,
-        "n_layer": NUM_LAYERS,
-        "n_head": NUM_HEADS,
-        "vocab_size": VOCABULARY,
-        "n_positions": 64,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "num_labels": 3,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-        "use_cache": False,
-    }
+    settings: dict[str, Any] = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0) | TOKENS
+    settings |= {"n_embd": WIDTH, "n_layer": NUM_LAYERS, "n_head": NUM_HEADS, "n_positions": 64, "use_cache": False}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = MODELS[kind](GPT2Config(**settings | changes))
@@ -68,11 +56,6 @@ def gradients(model: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Ten
     model.zero_grad()
     model(**batch).loss.backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-def dense_layout(sharded: dict[str, Tensor], dense: PreTrainedModel) -> dict[str, Tensor]:
-    """Sharded gradients, or parameters, in the shapes of the dense model: shards lie in the order of its weights."""
-    return {name: sharded[name].reshape(parameter.shape) for name, parameter in dense.named_parameters()}
 
 
 def gradient_error(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

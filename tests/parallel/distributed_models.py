@@ -27,7 +27,6 @@ def network(loss_rate: float, *, seed: int = 0, wire: ltp.Wire = WIRE) -> ltp.Lo
 
 
 def join(lossy: ltp.LossyNetwork, **sizes: int) -> Layout:
-    """Initialise torch.distributed over `lossy`; where this process stands."""
     ltp.init_process_group(lossy)
     return Layout(**sizes, rank=dist.get_rank(), world_size=dist.get_world_size())
 
@@ -57,7 +56,6 @@ def in_replicas(model: PreTrainedModel, layout: Layout, replicas: str) -> Any:
 
 
 def share(batch: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """What falls to this process's replica of the largest part of the batch that all can have as much of."""
     each = len(batch["labels"]) // layout.data_parallel_size
     return {name: tensor[layout.data_index * each :][:each] for name, tensor in batch.items()}
 
@@ -91,7 +89,6 @@ def whole(
 
 
 def whole_of_pieces(model: FlatFSDP, part: Callable[[Tensor], Any]) -> dict[str, Tensor]:
-    """A part of each parameter, gathered from what the replicas hold of it, by the dense model's names."""
     wholes: dict[str, Tensor] = {}
     for unit in model.units:
         shard = torch.zeros_like(unit.shard)

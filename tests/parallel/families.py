@@ -17,20 +17,9 @@ from transformers import (
 
 HEADS = {"language model": AutoModelForCausalLM, "classifier": AutoModelForSequenceClassification}
 NUM_LAYERS, VOCABULARY = 2, 97
-SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "num_labels": 3,
-    "attention_dropout": 0.0,
-}
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": NUM_LAYERS}
+SIZES |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 64, "attention_dropout": 0.0}
+SIZES |= {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_labels": 3}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},  # grouped queries
     "llama, tied": {"tie_word_embeddings": True},

@@ -53,7 +53,6 @@ class Reference:
         return reference(self.network, self.ranks, *self.how, self.room, self.name + suffix)
 
     def sums(self, several: list[list[list]], divisor: int = 1) -> list[list]:
-        """All-reduces in one call: all of them up, then all down."""
         links = self.links()
         totals = [[value / divisor for value in links.reduced(messages)] for messages in several]
         if not self.lossy_gather:
@@ -74,7 +73,6 @@ class Reference:
         return self.links().all_gather([value for shard in messages for value in shard], unit=1)[self.me]
 
     def cross(self, src: int, values: list) -> list:
-        """What arrives here of the values from rank `src`."""
         return self.links(f" from {src}")._hop(src, self.rank, Message(values), "").values if values else []
 
     def even(self, messages: list[list]) -> list:
@@ -97,7 +95,6 @@ class Reference:
 
 
 def new_group(lossy: ltp.LossyNetwork, **settings: Any) -> ProcessGroup:
-    """Make another group of all ranks, with other settings."""
     assert initialize._settings is not None
     comm = initialize.backend_comm(**settings)
     with patch.object(initialize, "_settings", replace(initialize._settings, network=lossy, comm=comm)):
@@ -193,14 +190,12 @@ def all_to_all_pairs(x: Tensor, group: ProcessGroup) -> list[Tensor]:
 
 
 def all_to_all_list(x: Tensor, group: ProcessGroup) -> list[Tensor]:
-    """In pieces of one size, which gloo wants."""
     received = list(torch.empty_like(x).chunk(group.size()))
     dist.all_to_all(received, list(x.chunk(group.size())), group)
     return [torch.cat(received)]
 
 
 def send(x: Tensor, group: ProcessGroup, *, batched: bool = False) -> list[Tensor]:
-    """To the next rank."""
     ranks, received = dist.get_process_group_ranks(group), torch.empty_like(x)
     after, before = ranks[(group.rank() + 1) % len(ranks)], ranks[group.rank() - 1]
     if batched:
@@ -213,16 +208,9 @@ def send(x: Tensor, group: ProcessGroup, *, batched: bool = False) -> list[Tenso
     return [received]
 
 
-def _each(messages: list[list], *changes: Callable[[list], list]) -> list[list[list]]:
-    return [[change(values) for values in messages] for change in changes]
-
-
-def _whole(values: list) -> list:
-    return values
-
-
-def _one_more(values: list) -> list:
-    return [value + 1 for value in values]
+def _both(messages: list[list]) -> list[list[list]]:
+    """The messages of two coalesced operations, the second of which are larger by one."""
+    return [messages, [[value + 1 for value in values] for values in messages]]
 
 
 # name: how to run it, what must come out of all ranks' messages
@@ -245,7 +233,7 @@ LOSSY: dict[str, tuple[Callable[..., list[Tensor]], Callable[[Reference, list[li
     "reduce_scatter, list": (lambda x, group: reduce_scatter(x, group, listed=True), lambda ref, xs: [ref.scatter(xs)]),
     "reduce_scatter, coalesced": (
         reduce_scatter_coalesced,
-        lambda ref, xs: [ref.scatter(messages) for messages in _each(xs, _whole, _one_more)],
+        lambda ref, xs: [ref.scatter(messages) for messages in _both(xs)],
     ),
     "all_gather": (all_gather, lambda ref, xs: [ref.gather(xs)]),
     "all_gather, async": (lambda x, group: all_gather(x, group, async_op=True), lambda ref, xs: [ref.gather(xs)]),
@@ -254,13 +242,10 @@ LOSSY: dict[str, tuple[Callable[..., list[Tensor]], Callable[[Reference, list[li
         lambda x, group: [functional.wait_tensor(functional.all_gather_tensor(x, 0, group))],
         lambda ref, xs: [ref.gather(xs)],
     ),
-    "all_gather, coalesced": (
-        all_gather_coalesced,
-        lambda ref, xs: [ref.gather(messages) for messages in _each(xs, _whole, _one_more)],
-    ),
+    "all_gather, coalesced": (all_gather_coalesced, lambda ref, xs: [ref.gather(messages) for messages in _both(xs)]),
     "all_gather, lists coalesced": (
         all_gather_coalesced_lists,
-        lambda ref, xs: [ref.gather(messages) for messages in _each(xs, _whole, _one_more)],
+        lambda ref, xs: [ref.gather(messages) for messages in _both(xs)],
     ),
     "all_gather, functional into a tensor": (all_gather_functional_out, lambda ref, xs: [ref.gather(xs)]),
     "all_to_all": (all_to_all_single, lambda ref, xs: [ref.even(xs)]),

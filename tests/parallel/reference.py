@@ -38,17 +38,7 @@ class Message:
 
 
 class Links:
-    """The ranks, their links and what each receiver remembers.
-
-    Args:
-        ranks: global names of the ranks.
-        algorithm: a name.
-        repairs: names and their options, in the order of a chain.
-        elements_per_packet: of a message.
-        lose: advances a link.
-        loss_rate: of a link.
-        signs: of the elements of a hop, for Hadamard.
-    """
+    """The ranks, their links and what each receiver remembers; `signs` are of a hop's elements, for Hadamard."""
 
     def __init__(
         self,
@@ -131,7 +121,6 @@ class Links:
         return count, [place for place in places if place // self.capacity not in strongest]
 
     def _deliver(self, src: int, dst: int, num_packets: int, protected: int) -> set[int]:
-        """The message's packets that are missing in the end, after those that are protected."""
         counts = self.counts[self._operation, src, dst]
 
         def send(count: int, extra: int) -> list[int]:
@@ -264,7 +253,6 @@ class Reference(Links):
     """What the ranks do together, over their links; made as `Links` are."""
 
     def all_reduce(self, parts: list[Numbers], lossy_gather: bool) -> list[Numbers]:
-        """Each rank's result."""
         total = self.reduced(parts)
         return self.gathered(total, parts) if lossy_gather else [list(total) for _ in self.ranks]
 
@@ -276,7 +264,6 @@ class Reference(Links):
         return self._counted(self._reduced_whole(parts))
 
     def gathered(self, total: Numbers, parts: list[Numbers]) -> list[Numbers]:
-        """Return each rank's copy of a sum. `parts` may also be the lost elements of the parts."""
         self._begin("all_reduce gather", total)
         self._own = parts
         if self.algorithm in ("direct", "ring"):
@@ -299,7 +286,6 @@ class Reference(Links):
         return [results[place] for place in range(len(self.ranks))]
 
     def reduce_scatter(self, parts: list[Numbers], unit: int) -> Numbers:
-        """The ranks' chunks of the sum, side by side."""
         self._begin("reduce_scatter reduce", parts[0])
         chunks = self._chunks(len(parts[0]), unit)
         if self.algorithm in ("direct", "ring"):

@@ -64,7 +64,6 @@ def fresh_gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
     return {name: torch.clone(parameter.grad) for name, parameter in model.named_parameters()}
 
 
-every_size = pytest.mark.parametrize("tensor_parallel_size", [2, 4, 8])
 REENTRANT = pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 
 
@@ -92,7 +91,6 @@ def unchanged(model: PreTrainedModel) -> Iterator[None]:
 
 
 def two_steps(parallel: PreTrainedModel) -> tuple[list[dict[str, torch.Tensor]], dict]:
-    """Gradients of two steps, and where they leave the network's links and counters."""
     torch.manual_seed(3)
     steps = [gradients(parallel, tiny_batch(padded=True)) for _ in range(2)]
     return steps, network_of(parallel).state_dict()
@@ -114,7 +112,6 @@ on_own_streams = pytest.mark.parametrize("mode", ON_OWN_STREAMS)
 
 
 def logits_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """Of each stream: one, or a rank's each."""
     output = model(**batch)
     return getattr(output, "rank_logits", output.logits.unsqueeze(0))
 

@@ -25,19 +25,13 @@ from tests.parallel.sharing_modes import (
 @pytest.mark.parametrize(
     ("mode", "repair"),
     [
-        *((mode, repair) for mode in MODES if mode != "shared" for repair in ("zero", "stale")),
-        ("shared", "zero"),
-        ("shared", "rescale"),
-        ("shared", "stale"),
-        ("shared", "local"),
-        ("own copies", "local"),
-        ("own streams", "hadamard(8)"),
-        *(("shared", f"protect(0.1) + {other}") for other in ("hadamard(8)", "stale")),
-        ("sequence, lossy gather", "retransmit(1)"),
+        *((mode, repair) for mode in MODES for repair in ("zero", "stale")),
+        *(("shared", repair) for repair in ("rescale", "local", "protect(0.1) + hadamard(8)", "protect(0.1) + stale")),
+        *(("own copies", "local"), ("own streams", "hadamard(8)"), ("sequence, lossy gather", "retransmit(1)")),
     ],
     ids=lambda value: value,
 )
-def test_checkpointing_replays_the_losses(mode: str, repair: str) -> None:
+def test_checkpointing_replays_the_losses(mode, repair):
     dense, batch = tiny_gpt2("classifier", resid_pdrop=0.1), tiny_batch("classifier", padded=True)
     batch = {name: tensor[:3] for name, tensor in batch.items()}
     results = []
@@ -58,7 +52,7 @@ def test_checkpointing_replays_the_losses(mode: str, repair: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["shared", "own streams"])
-def test_recomputing_after_another_pass_puts_in_what_was_stale_in_its_own(mode: str) -> None:
+def test_recomputing_after_another_pass_puts_in_what_was_stale_in_its_own(mode):
     dense, batch = tiny_gpt2("classifier"), tiny_batch("classifier")
     halves = [{name: tensor[rows] for name, tensor in batch.items()} for rows in (slice(0, 2), slice(2, 4))]
     results = []
@@ -75,7 +69,7 @@ def test_recomputing_after_another_pass_puts_in_what_was_stale_in_its_own(mode: 
 
 
 @REENTRANT
-def test_checkpointing_that_the_dense_model_already_had_replays_the_losses(reentrant: bool) -> None:
+def test_checkpointing_that_the_dense_model_already_had_replays_the_losses(reentrant):
     dense = tiny_gpt2()
     expected = two_steps(lossy(dense, 0.2))
     dense.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -86,9 +80,7 @@ def test_checkpointing_that_the_dense_model_already_had_replays_the_losses(reent
 
 
 @REENTRANT
-def test_without_the_replay_checkpointing_computes_other_gradients(
-    reentrant: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_replay_checkpointing_computes_other_gradients(reentrant, monkeypatch):
     """Control: the recomputed forward pass would draw losses of its own."""
     dense = tiny_gpt2()
     expected = two_steps(lossy(dense, 0.2))
@@ -102,7 +94,7 @@ def test_without_the_replay_checkpointing_computes_other_gradients(
 
 
 @REENTRANT
-def test_checkpointing_replays_the_losses_as_often_as_a_graph_is_gone_through(reentrant: bool) -> None:
+def test_checkpointing_replays_the_losses_as_often_as_a_graph_is_gone_through(reentrant):
     results = []
     for checkpointing in (False, True):
         parallel = lossy(tiny_gpt2(), 0.2)
@@ -116,7 +108,7 @@ def test_checkpointing_replays_the_losses_as_often_as_a_graph_is_gone_through(re
 
 
 @REENTRANT
-def test_checkpointing_replays_the_losses_under_autocast(reentrant: bool) -> None:
+def test_checkpointing_replays_the_losses_under_autocast(reentrant):
     dense = tiny_gpt2(dtype=torch.float32)
     plain, checkpointed = lossy(dense, 0.2), lossy(dense, 0.2)
     checkpointed.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -125,7 +117,7 @@ def test_checkpointing_replays_the_losses_under_autocast(reentrant: bool) -> Non
 
 
 @REENTRANT
-def test_gathering_a_checkpointed_model_leaves_no_replay_behind(reentrant: bool) -> None:
+def test_gathering_a_checkpointed_model_leaves_no_replay_behind(reentrant):
     dense, batch = tiny_gpt2(), tiny_batch()
     parallel = lossy(dense, 0.2)
     parallel.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -146,7 +138,7 @@ def test_gathering_a_checkpointed_model_leaves_no_replay_behind(reentrant: bool)
 
 
 @pytest.mark.parametrize("forward_reliable", [True, False])
-def test_rescale_weights_are_replayed_with_the_losses(forward_reliable: bool) -> None:
+def test_rescale_weights_are_replayed_with_the_losses(forward_reliable):
     results = []
     for checkpointing in (False, True):
         parallel = lossy(tiny_gpt2(), 0.2, repair="rescale")
@@ -161,7 +153,7 @@ def test_rescale_weights_are_replayed_with_the_losses(forward_reliable: bool) ->
     assert gradient_error(results[1], results[0]) == 0
 
 
-def test_checkpointing_can_be_switched_off_and_on_for_some_layers() -> None:
+def test_checkpointing_can_be_switched_off_and_on_for_some_layers():
     expected = two_steps(lossy(tiny_gpt2(), 0.2))
     parallel = lossy(tiny_gpt2(), 0.2)
     parallel.activation_checkpointing_enable()

@@ -1,20 +1,26 @@
-"""A converted GPT-2: its shards, what it sends and loses, what `parallelize` refuses, and a head of multiple choice."""
+"""From every way of sharing activations back to the dense model, or to its files, which transformers reads."""
 
 import copy
 import pickle
 import re
-from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import transformers
 from torch import nn
 from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     GPT2DoubleHeadsModel,
     GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
     GPT2Model,
     PreTrainedModel,
 )
@@ -23,13 +29,15 @@ from transformers.pytorch_utils import Conv1D
 import lossytp as ltp
 from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel import convert as multiple_choice
-from lossytp.parallel.convert import GPT2ForMultipleChoice, assert_converted, multiple_choice_of
-from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from lossytp.parallel.collectives import collective_of
+from lossytp.parallel.convert import GPT2ForMultipleChoice, assert_converted, gather, multiple_choice_of
+from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import (
-    NUM_HEADS,
+    MODELS,
     NUM_LAYERS,
     VOCABULARY,
     WIDTH,
+    FakeProcessGroup,
     bernoulli,
     gradient_error,
     gradients,
@@ -39,34 +47,234 @@ from tests.parallel.conftest import (
     training_losses,
 )
 from tests.parallel.families import tiny
-from tests.parallel.sharing_modes import MODES, every_size, lossy, network_of, unchanged
+from tests.parallel.sharing_modes import (
+    MODES,
+    assert_same_steps,
+    by_rank,
+    every_kind,
+    every_mode,
+    lossy,
+    parallel,
+    parameters,
+    two_steps,
+    unchanged,
+)
 
 
-@every_size
-def test_every_block_is_sharded(tensor_parallel_size: int) -> None:
-    """An earlier study sharded nothing: it looked for `nn.Linear`, and GPT-2's blocks have `Conv1D`."""
-    dense = tiny_gpt2()
-    parallel = lossy(dense, 0.0, size=tensor_parallel_size)
-    assert_converted(parallel)
-    kinds = [type(module) for module in parallel.modules()]
-    assert kinds.count(ColumnParallelLinear) == kinds.count(RowParallelLinear) == 2 * NUM_LAYERS
-    assert Conv1D not in kinds
-    for block in parallel.transformer.h:
-        assert block.attn.c_attn.weight.shape == (WIDTH, 3 * WIDTH)
-        assert block.attn.c_proj.weight.shape == (tensor_parallel_size, WIDTH // tensor_parallel_size, WIDTH)
-        assert block.mlp.c_fc.weight.shape == (WIDTH, 4 * WIDTH)
-        assert block.mlp.c_proj.weight.shape == (tensor_parallel_size, 4 * WIDTH // tensor_parallel_size, WIDTH)
-    assert parallel.num_parameters() == dense.num_parameters(), "nothing is kept twice"
+def assert_is_dense(back: PreTrainedModel, dense: PreTrainedModel) -> None:
+    assert type(back) is type(dense)
+    kinds = [
+        [(name, type(module), module.training) for name, module in model.named_modules()] for model in (back, dense)
+    ]
+    assert kinds[0] == kinds[1]
+    assert vars(back).keys() == vars(dense).keys()
+    assert back.config.to_dict() == dense.config.to_dict()
+    assert list(back.state_dict()) == list(dense.state_dict())
+    for (name, parameter), expected in zip(back.named_parameters(), dense.parameters(), strict=True):
+        assert parameter.requires_grad == expected.requires_grad, name
+        assert parameter.dtype == expected.dtype, name
+        assert torch.equal(parameter, expected), name
 
 
-def test_a_rank_holds_whole_heads() -> None:
-    dense = tiny_gpt2()
-    shards, weight = lossy(dense, 0.0, size=2).transformer.h[1].attn.c_attn.weight, dense.transformer.h[1].attn.c_attn
-    head = WIDTH // NUM_HEADS
-    for rank, heads in enumerate([range(4), range(4, 8)]):
-        for projection, name in enumerate("qkv"):
-            columns = [projection * WIDTH + h * head + i for h in heads for i in range(head)]
-            assert torch.equal(shards.view(WIDTH, 3, 2, -1)[:, projection, rank], weight.weight[:, columns]), name
+@every_kind
+@every_mode
+def test_gather_gives_the_dense_model_back_bitwise(mode, kind):
+    for changes in ({}, {"tie_word_embeddings": False}):
+        dense, batch = tiny_gpt2(kind, dtype=torch.float32, resid_pdrop=0.1, **changes), tiny_batch(kind)
+        for part in (dense.transformer.ln_f.bias, dense.transformer.h[1].mlp.c_fc.weight, dense.transformer.h[0].attn):
+            part.requires_grad_(False)
+        dense.transformer.h[0].eval()
+        model = parallel(dense, 0.1, mode, size=2)
+        back = ltp.gather(model)
+        assert_is_dense(back, dense)
+        assert torch.equal(back.eval()(**batch).logits, dense.eval()(**batch).logits)
+        if kind == "language model":
+            tied = not changes
+            for each in (model, back):
+                assert (each.lm_head.weight is each.transformer.wte.weight) == tied
+        assert torch.is_tensor(model(**batch).logits), "the parallel model is as it was"
+
+
+@every_mode
+def test_gather_follows_what_happened_to_the_parallel_model(mode):
+    dense = tiny_gpt2("classifier")
+    model = parallel(dense, 0.1, mode)
+    for each in (dense, model):
+        each.float().eval()
+        each.transformer.wte.weight.requires_grad_(False)
+        each.transformer.h[1].attn.c_attn.weight.requires_grad_(False)
+        each.transformer.h[1].attn.c_proj.bias.requires_grad_(False)
+    assert_is_dense(ltp.gather(model), dense)
+
+
+@every_kind
+def test_gather_after_training_takes_the_first_ranks_copies(kind):
+    dense, batch = tiny_gpt2(kind), tiny_batch(kind)
+    model = parallel(dense, 0.1, "own copies")
+    training_losses(model, batch, steps=2)
+    back, first = ltp.gather(model), by_rank(model, dense, parameters(model))[0]
+    assert all(torch.equal(parameter, first[name]) for name, parameter in back.named_parameters())
+    assert not torch.equal(back.transformer.wte.weight, dense.transformer.wte.weight)
+    if kind == "language model":
+        assert back.lm_head.weight is back.transformer.wte.weight
+    assert model(**batch).rank_logits.shape[0] == 4
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@every_mode
+def test_a_copy_trains_independently(mode, copied):
+    """It has a network of its own, which goes on from where the first one was."""
+    batch = tiny_batch("classifier")
+    model = parallel(tiny_gpt2("classifier"), 0.1, mode, repair="stale")
+    training_losses(model, batch, steps=1)
+    again, before = copied(model), copy.deepcopy(model.state_dict())
+    losses = training_losses(again, batch, steps=2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert training_losses(model, batch, steps=2) == losses
+
+
+@every_kind
+def test_the_dense_model_is_not_changed(kind):
+    dense, batch = tiny_gpt2(kind), tiny_batch(kind)
+    with unchanged(dense):
+        parallel = lossy(dense, 0.1)
+        training_losses(parallel, batch, steps=2)
+    assert all(parameter.grad is None for parameter in dense.parameters())
+
+
+@every_kind
+def test_the_parallel_model_is_not_changed_by_gather(kind):
+    parallel, batch = lossy(tiny_gpt2(kind), 0.1), tiny_batch(kind)
+    untouched = lossy(tiny_gpt2(kind), 0.1)
+    with unchanged(parallel):
+        training_losses(ltp.gather(parallel), batch, steps=2)
+    assert training_losses(parallel, batch, steps=3) == training_losses(untouched, batch, steps=3)
+
+
+WAYS: list[dict[str, Any]] = [{}, {"reliable_gather": False}, {"reliable_gather": False, "own_copies": True}]
+
+
+def assert_same_weights(loaded: Any, expected: Any) -> None:
+    state, wanted = loaded.state_dict(), expected.state_dict()
+    assert list(state) == list(wanted)
+    assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("language model", True), ("language model", False), ("classifier", True)])
+@pytest.mark.parametrize("how", WAYS, ids=["one stream", "own streams", "own copies"])
+def test_what_is_saved_is_read_back_bitwise(kind, tied, how, tmp_path):
+    plain = MODELS[kind]
+    model = ltp.parallelize(tiny_gpt2(kind, tie_word_embeddings=tied), bernoulli(0.2), tensor_parallel_size=4, **how)
+    training_losses(model, tiny_batch(kind), steps=2)
+    other = copy.deepcopy(model)  # a copy saves itself
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.weight.zero_()
+    other.save_pretrained(tmp_path, state_dict=None, is_main_process=True)  # as transformers' Trainer does
+    auto = AutoModelForCausalLM if kind == "language model" else AutoModelForSequenceClassification
+    loaded = auto.from_pretrained(tmp_path, dtype=torch.float64)
+    assert type(loaded) is plain
+    assert_same_weights(loaded, gather(other))
+    assert kind == "classifier" or (loaded.lm_head.weight is loaded.transformer.wte.weight) is tied
+    assert loaded.config.architectures == [plain.__name__]
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_a_model_in_half_precision_is_saved_in_it(tmp_path):
+    dense = tiny_gpt2(dtype=torch.bfloat16)
+    model = ltp.parallelize(dense, bernoulli(0.1), tensor_parallel_size=2)
+    model(**tiny_batch()).loss.backward()
+    model.save_pretrained(tmp_path)
+    assert_same_weights(GPT2LMHeadModel.from_pretrained(tmp_path), dense)
+
+
+def test_saving_changes_nothing_and_sends_nothing(tmp_path):
+    model, plain = (lossy(tiny_gpt2(), 0.2) for _ in range(2))
+    model.save_pretrained(tmp_path)
+    assert_same_steps(two_steps(model), two_steps(plain))
+
+
+def test_a_class_of_the_callers_own_is_saved_too(tmp_path):
+    class Mine(GPT2LMHeadModel):
+        pass
+
+    model = lossy(Mine(tiny_gpt2().config), 0.1)
+    assert isinstance(model, Mine)
+    assert type(model).__name__ == "Mine"
+    assert type(gather(model)) is Mine
+    model.save_pretrained(tmp_path)
+    assert_same_weights(Mine.from_pretrained(tmp_path, dtype=model.dtype), gather(model))
+
+
+@pytest.mark.parametrize("how", WAYS, ids=["one stream", "own streams", "own copies"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_state_of_the_dense_model_is_loaded_into_shards(family, how):
+    models = [tiny_gpt2() if family == "gpt2" else tiny(family) for _ in range(2)]
+    with torch.no_grad():
+        for parameter in models[1].parameters():
+            parameter += 1
+    parallel = ltp.parallelize(models[0], bernoulli(0.2), tensor_parallel_size=4, **how)
+    state = models[1].state_dict()
+    keys = parallel.load_state_dict(state)
+    assert not keys.missing_keys
+    assert not keys.unexpected_keys
+    assert_same_weights(gather(parallel), models[1])
+    again = ltp.parallelize(models[0], bernoulli(0.2), tensor_parallel_size=4, **how)
+    again.load_state_dict(parallel.state_dict())  # its own state, sharded
+    assert_same_weights(gather(again), models[1])
+    for own in again.parameters():
+        assert any(torch.equal(own, other) for other in parallel.parameters()), "of every rank's copy"
+    with pytest.raises(RuntimeError, match="Missing key"):
+        parallel.load_state_dict({name: state[name] for name in list(state)[1:]})
+    attention = {name: 2 * weight for name, weight in state.items() if ".q_proj." in name or ".c_attn.weight" in name}
+    assert not parallel.load_state_dict(attention, strict=False).unexpected_keys
+    models[1].load_state_dict(attention, strict=False)
+    assert_same_weights(gather(parallel), models[1])
+
+
+@pytest.mark.slow
+def test_transformers_trainer_resumes_its_checkpoint(tmp_path):
+    batch = tiny_batch()
+    rows = [{name: values[number] for name, values in batch.items()} for number in range(len(batch["labels"]))]
+
+    def losses(checkpoint: str | None) -> list[float]:
+        steps = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "per_device_train_batch_size": len(rows)}
+        how = {"lr_scheduler_type": "constant", "learning_rate": 1e-2, "disable_tqdm": True, "report_to": []}
+        arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **steps, **how)
+        model = lossy(tiny_gpt2(), 0.0)
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    unbroken = losses(None)
+    assert losses(str(tmp_path / "checkpoint-2")) == unbroken
+    assert unbroken[3] < unbroken[0]
+
+
+def save_on_every_process(folder: str) -> list[str]:
+    dist.init_process_group("gloo")
+    try:
+        network = bernoulli(0.2)
+        model = ltp.parallelize(tiny_gpt2(), network, tensor_parallel_size=4, reliable_gather=False)
+        model.save_pretrained(Path(folder) / f"by rank {dist.get_rank()}")
+        dist.barrier()
+        loaded = GPT2LMHeadModel.from_pretrained(Path(folder) / "by rank 0", dtype=torch.float64)
+        assert_same_weights(loaded, tiny_gpt2())
+        assert network.counters.rows() == []
+        return sorted(path.name for path in Path(folder).iterdir())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_every_process_gathers_and_the_first_one_writes(processes, tmp_path):
+    assert processes(2, save_on_every_process, str(tmp_path)) == [["by rank 0"]] * 2
+
+
+def test_nothing_is_written_by_another_process_or_of_shards(tmp_path):
+    model = lossy(tiny_gpt2(), 0.1)
+    model.save_pretrained(tmp_path / "folder", is_main_process=False)
+    with pytest.raises(ValueError, match=r"^state_dict has "):
+        model.save_pretrained(tmp_path / "folder", state_dict=model.state_dict())
+    assert not (tmp_path / "folder").exists()
 
 
 def bert(**_: Any) -> PreTrainedModel:
@@ -97,49 +305,29 @@ def bert(**_: Any) -> PreTrainedModel:
         ),
     ],
 )
-def test_what_cannot_be_parallelized_is_refused(model: Any, how: dict, error: type[Exception], message: str) -> None:
+def test_what_cannot_be_parallelized_is_refused(model, how, error, message):
     dense = model()
     with unchanged(dense), pytest.raises(error, match=f"^{re.escape(message)}"):
         ltp.parallelize(dense, **{"network": bernoulli(0.1), "tensor_parallel_size": 4} | how)
 
 
-def half_converted(kind: type, name: str) -> PreTrainedModel:
+@pytest.mark.parametrize(("kind", "name"), [(Conv1D, "attn.c_attn"), (nn.Linear, "mlp.c_proj"), (None, "mlp.c_proj")])
+def test_a_model_that_was_not_converted_whole_is_refused(kind, name):
+    """An earlier study sharded nothing: it looked for `nn.Linear`, and GPT-2's blocks have `Conv1D`."""
     parallel = lossy(tiny_gpt2(), 0.0)
-    parallel.transformer.h[1].set_submodule(name, kind(WIDTH, WIDTH))
-    return parallel
+    assert_converted(parallel)
+    block = parallel.transformer.h[1]
+    block.set_submodule(name, kind(WIDTH, WIDTH) if kind else block.mlp.c_fc)
+    with pytest.raises(AssertionError, match=r"block 1 was not converted"):
+        assert_converted(parallel)
 
 
-def with_exchanged_layers() -> PreTrainedModel:
-    parallel = lossy(tiny_gpt2(), 0.0)
-    parallel.transformer.h[0].mlp.c_proj = parallel.transformer.h[0].mlp.c_fc
-    return parallel
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        tiny_gpt2,
-        with_exchanged_layers,
-        lambda: half_converted(Conv1D, "attn.c_attn"),
-        lambda: half_converted(nn.Linear, "mlp.c_proj"),
-    ],
-)
-def test_a_model_that_was_not_converted_whole_is_refused(model: Any) -> None:
-    with pytest.raises(AssertionError, match=r"block \d was not converted"):
-        assert_converted(model())
-
-
-# --- what is lost, by seed, and what is not
-
-
-# --- what is sent
-
-
-def test_a_training_step_sends_four_messages_a_layer() -> None:
-    """Attention and MLP, forward and backward: q, k and v share one backward message, the biases add none."""
-    parallel = lossy(tiny_gpt2(dtype=torch.float32), 0.0)
+@pytest.mark.parametrize("model", [tiny_gpt2, partial(tiny, "llama")])
+def test_a_training_step_sends_four_messages_a_layer(model):
+    """Attention and MLP, forward and backward: q, k and v share one backward message, and gate and up another."""
+    parallel = lossy(model(dtype=torch.float32), 0.0)
     gradients(parallel, tiny_batch())
-    table = network_of(parallel).report()
+    table = collective_of(parallel).network.report()
     sites = table.groupby(["layer", "module", "direction"])["packets"].agg(["count", "sum"])
     assert sorted(sites.index) == [
         (layer, module, direction)
@@ -151,56 +339,16 @@ def test_a_training_step_sends_four_messages_a_layer() -> None:
     assert set(table["packets"]) == {4}  # a quarter of B * T * D = 5,824 elements, 364 a packet
 
 
-# --- determinism
-
-
-def test_the_same_seed_gives_the_same_training_losses_bitwise() -> None:
-    dense, batch = tiny_gpt2(dtype=torch.float32), tiny_batch()
-    runs = [training_losses(lossy(dense, 0.1, seed=seed), batch, steps=4) for seed in (1, 1, 2)]
-    assert runs[0] == runs[1]
-    assert runs[0][0] != runs[2][0]
-
-
-def test_training_draws_nothing_from_the_global_generators() -> None:
-    parallel = lossy(tiny_gpt2(), 0.1)
+def test_converting_training_and_gathering_draw_nothing_from_the_global_generators():
+    dense = tiny_gpt2()
     before, numpy_before = torch.get_rng_state(), repr(np.random.get_state())  # noqa: NPY002
+    parallel = lossy(dense, 0.1)
     training_losses(parallel, tiny_batch(), steps=1)
+    ltp.gather(parallel)
     assert torch.equal(torch.get_rng_state(), before)
     assert repr(np.random.get_state()) == numpy_before  # noqa: NPY002
     training_losses(lossy(tiny_gpt2(resid_pdrop=0.1), 0.1), tiny_batch(), steps=1)
     assert not torch.equal(torch.get_rng_state(), before), "control: dropout does"
-
-
-def train_and_evaluate(parallel: PreTrainedModel, context: Any) -> tuple[list[float], list[float]]:
-    """Training losses of three steps, and the loss found after each within `context(network, step)`, if not None."""
-    training, evaluations = [], []
-    for step in range(3):
-        training += training_losses(parallel, tiny_batch(), steps=1)
-        if context is not None:
-            with torch.no_grad(), context(network_of(parallel), step):
-                evaluations.append(parallel(**tiny_batch()).loss.item())
-    return training, evaluations
-
-
-def test_evaluation_at_the_same_step_loses_the_same_packets() -> None:
-    parallel, batch = lossy(tiny_gpt2(), 0.1), tiny_batch()
-    losses = []
-    for step in (10, 10, 20):
-        with torch.no_grad(), network_of(parallel).evaluation(step):
-            losses.append(parallel(**batch).loss.item())
-    assert losses[0] == losses[1] != losses[2]
-
-
-def test_evaluation_does_not_shift_the_losses_of_training() -> None:
-    """As a control, evaluation outside of a block does."""
-    dense = tiny_gpt2()
-    alone, _ = train_and_evaluate(lossy(dense, 0.1), None)
-    with_clean, clean = train_and_evaluate(lossy(dense, 0.1), lambda network, _: network.reliable())
-    with_lossy, noisy = train_and_evaluate(lossy(dense, 0.1), lambda network, step: network.evaluation(step))
-    assert with_clean == with_lossy == alone
-    assert all(a != b for a, b in zip(clean, noisy, strict=True))
-    shifted, _ = train_and_evaluate(lossy(dense, 0.1), lambda *_: nullcontext())
-    assert (shifted[0] == alone[0], shifted[1] == alone[1]) == (True, False)
 
 
 EXAMPLES, OPTIONS, TOKENS, RANKS = 5, 3, 9, 4
@@ -214,7 +362,6 @@ def dense(monkeypatch):
 
 @pytest.fixture
 def batch():
-    """The last example has two options alone; sequences have lengths of their own."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, VOCABULARY, (EXAMPLES, OPTIONS, TOKENS), generator=generator)
     lengths = torch.randint(2, TOKENS + 1, (EXAMPLES, OPTIONS, 1), generator=generator)
@@ -282,3 +429,51 @@ def test_any_family_chooses(batch):
     assert type(copy.deepcopy(ltp.gather(model))) is kind
     with pytest.raises(AttributeError, match="no attribute 'NobodysForMultipleChoice'"):
         multiple_choice.NobodysForMultipleChoice  # noqa: B018
+
+
+SHARING = ["gpt2", "llama", "qwen2", "phi3", "gpt_neox", "llama, tied"]
+PARTLY = ["qwen2, one key-value head", "mixtral"]  # copies of key-value heads, and experts, have their own memory
+
+
+def memory_of(*models: nn.Module) -> int:
+    storages = [each.untyped_storage() for model in models for each in model.parameters()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def dense_of(family: str) -> Any:
+    return (tiny_gpt2(dtype=torch.float32) if family == "gpt2" else tiny(family, dtype=torch.float32)).eval()
+
+
+@pytest.mark.parametrize("family", [*SHARING, *PARTLY])
+def test_sharing_memory_changes_no_result(family):
+    given, batch = dense_of(family), tiny_batch()
+    outputs = []
+    for share_memory in (False, True, True):  # the second time, the dense weights are views already
+        network = bernoulli(0.1, wire=ltp.Wire(mtu_bytes=108))
+        model = ltp.parallelize(given, network, tensor_parallel_size=4, share_memory=share_memory)
+        outputs.append(model(**batch).logits)
+    assert torch.equal(outputs[1], outputs[0])
+    assert torch.equal(outputs[2], outputs[0])
+    untouched = dense_of(family)
+    assert relative_error(given(**batch).logits, untouched(**batch).logits) < 1e-5
+    for name, weight in untouched.state_dict().items():
+        assert torch.equal(given.state_dict()[name], weight)
+        assert torch.equal(ltp.gather(model).state_dict()[name], weight)
+
+
+@pytest.mark.parametrize("family", SHARING)
+def test_both_together_are_hardly_larger_than_one(family):
+    dense = dense_of(family)
+    alone = memory_of(dense)
+    own = ltp.parallelize(dense, bernoulli(0.1), tensor_parallel_size=4)
+    assert memory_of(dense, own) == 2 * alone, "control"
+    shared = ltp.parallelize(dense, bernoulli(0.1), tensor_parallel_size=4, share_memory=True)
+    assert memory_of(dense, shared) < 1.05 * alone
+
+
+def test_processes_cannot_share_memory():
+    group = RankGroup(4, process_group=FakeProcessGroup(2, 0), first_rank=0)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"^share_memory = True does not work where 2 processes hold parts of the model: "
+    ):
+        ltp.parallelize(tiny_gpt2(), bernoulli(0.1), tensor_parallel_size=4, group=group, share_memory=True)

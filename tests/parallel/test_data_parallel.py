@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
-from transformers import PreTrainedModel
 
 import lossytp as ltp
 from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP, FlatUnit, Member
@@ -23,7 +22,6 @@ from tests.parallel.conftest import (
 )
 from tests.parallel.distributed_models import (
     REPLICAS,
-    WIRE,
     in_replicas,
     join,
     network,
@@ -32,62 +30,13 @@ from tests.parallel.distributed_models import (
     whole,
     whole_of_pieces,
 )
-from tests.parallel.families import tiny
 
 NUM_STEPS = 10
-ROOM = (WIRE.mtu_bytes - WIRE.header_bytes) // 8  # elements of float64 in a packet
 
 
 def whole_batch() -> dict[str, torch.Tensor]:
     """Of a classifier: transformers computes a language model's training loss in fp32."""
     return {name: tensor[:6] for name, tensor in tiny_batch("classifier").items()}
-
-
-def packets(num_elements: int) -> int:
-    """Of a message that two ranks sum or gather, on one link: half of it."""
-    return -(-(num_elements // 2 + num_elements % 2) // ROOM)
-
-
-def packets_by_link(answer: dict) -> dict[tuple, int]:
-    return {(row["operation"], row["direction"], row["src"], row["dst"]): row["packets"] for row in answer["table"]}
-
-
-def test_ddp_sends_all_gradients_once(processes: Callable) -> None:
-    elements = sum(parameter.numel() for parameter in tiny_gpt2("classifier").parameters())
-    for answer in processes(2, on_rank_train, "ddp", 0.0, *WAYS["dense"][1:]):
-        each = packets(elements)
-        assert packets_by_link(answer) == {("all_reduce", "backward", *link): each for link in ((0, 1), (1, 0))}
-
-
-def padded(parameters: Any) -> int:
-    """FSDP makes the first axis a multiple of the two processes."""
-    return sum((len(parameter) + len(parameter) % 2) * parameter[0].numel() for parameter in parameters)
-
-
-def test_fsdp_gathers_each_block_twice_the_rest_once_and_scatters_all_gradients_once(processes: Callable) -> None:
-    dense = tiny_gpt2("classifier")
-    block = packets(padded(dense.transformer.h[0].parameters()))
-    rest = packets(padded(parameter for name, parameter in dense.named_parameters() if ".h." not in name))
-    expected = {
-        ("all_gather", "forward"): NUM_LAYERS * block + rest,
-        ("all_gather", "backward"): NUM_LAYERS * block,
-        ("reduce_scatter", "backward"): NUM_LAYERS * block + rest,
-    }
-    for answer in processes(2, on_rank_train, "fsdp", 0.0, *WAYS["dense"][1:]):
-        assert packets_by_link(answer) == {(*key, *link): n for key, n in expected.items() for link in ((0, 1), (1, 0))}
-
-
-def test_two_by_two_loses_packets_along_both_axes(processes: Callable) -> None:
-    """Tensor-parallel ranks 0, 1 and 2, 3; replicas of a shard are 0, 2 and 1, 3."""
-    answers = processes(4, on_rank_train, "fsdp", 0.3, *WAYS["TP in processes"][1:])
-    for rank, answer in enumerate(answers):
-        lost = {(row["operation"], row["src"], row["dst"]): row["lost"] for row in answer["table"]}
-        first = rank // 2 * 2
-        sums = {key[1:] for key in lost if key[0] == "all_reduce"}
-        others = {key[1:] for key in lost if key[0] != "all_reduce"}
-        assert sums == {(first, first + 1), (first + 1, first)}
-        assert others == {(rank % 2, rank % 2 + 2), (rank % 2 + 2, rank % 2)}
-        assert all(lost.values())
 
 
 # processes, tensor-parallel ranks, implementation, whether activations are checkpointed
@@ -132,9 +81,7 @@ def mean_losses(answers: list[dict]) -> list[float]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("replicas", REPLICAS)
-def test_replicas_train_as_one_process_on_the_whole_batch_but_for_lost_packets(
-    processes: Callable, replicas: str, way: str
-) -> None:
+def test_replicas_train_as_one_process_on_the_whole_batch_but_for_lost_packets(processes, replicas, way):
     number, *how = WAYS[way]
     first, dense = gradients(tiny_gpt2("classifier"), whole_batch()), tiny_gpt2("classifier")
     losses = training_losses(dense, whole_batch(), steps=NUM_STEPS)
@@ -160,65 +107,11 @@ def test_replicas_train_as_one_process_on_the_whole_batch_but_for_lost_packets(
     assert mean_losses(answers) != pytest.approx(losses, rel=1e-4)
 
 
-def shape(family: str) -> PreTrainedModel:
-    return tiny_gpt2(dtype=torch.float32) if family == "gpt2" else tiny(family, dtype=torch.float32)
-
-
-def on_rank_train_in_float32(family: str) -> dict[str, list[float]]:
-    layout = join(network(0.0), data_parallel_size=2)
-    return {
-        replicas: training_losses(
-            in_replicas(shape(family), layout, replicas),
-            share({name: tensor[:6] for name, tensor in tiny_batch().items()}, layout),
-            steps=30,
-        )
-        for replicas in REPLICAS
-    }
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama", "llama, tied"])
-def test_every_way_has_the_single_process_curve(processes: Callable, family: str) -> None:
-    expected = training_losses(shape(family), {name: tensor[:6] for name, tensor in tiny_batch().items()}, steps=30)
-    assert expected[-1] < 0.7 * expected[0]
-    answers = processes(2, on_rank_train_in_float32, family)
-    for replicas in REPLICAS:
-        mean = torch.tensor([answer[replicas] for answer in answers]).mean(0)
-        assert mean.tolist() == pytest.approx(expected, rel=1e-4), replicas
-
-
 SMALL_BYTES = 2**15  # about six buckets
 
 
 def tensors_of(model: Any) -> dict[str, Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.module.named_parameters()}
-
-
-def links(lossy: ltp.LossyNetwork) -> list[tuple]:
-    return sorted(
-        (row["operation"], row["src"], row["dst"], row["packets"], row["lost"]) for row in lossy.counters.rows()
-    )
-
-
-def on_rank_step(replicas: str, loss_rate: float) -> tuple[dict[str, Tensor], list[tuple]]:
-    lossy = network(loss_rate)
-    layout = join(lossy, data_parallel_size=2)
-    model = in_replicas(tiny_gpt2("classifier"), layout, replicas)
-    model(**share(whole_batch(), layout)).loss.backward()
-    return tensors_of(model), links(lossy)
-
-
-@pytest.mark.parametrize("loss_rate", [0.0, 0.05])
-def test_gradients_and_packets_are_those_of_pytorch(processes: Callable, loss_rate: float) -> None:
-    """Both send one message here, and lay gradients out in another order: the same packets, with other numbers."""
-    dense = gradients(tiny_gpt2("classifier"), whole_batch())
-    for own, pytorch in zip(
-        *(processes(2, on_rank_step, replicas, loss_rate) for replicas in ("custom ddp", "ddp")), strict=True
-    ):
-        assert own[1] == pytorch[1]
-        assert sum(lost for *_, lost in own[1]) > 0 if loss_rate else own[1]
-        assert gradient_error(own[0], dense) > 0.01 if loss_rate else gradient_error(own[0], dense) < 1e-12
-        if not loss_rate:
-            assert all(torch.equal(own[0][name], pytorch[0][name]) for name in dense)
 
 
 def on_rank_accumulate() -> tuple[int, int, dict[str, Tensor], dict[str, Tensor]]:
@@ -230,12 +123,12 @@ def on_rank_accumulate() -> tuple[int, int, dict[str, Tensor], dict[str, Tensor]
     with model.no_sync():
         for row in (0, 1):
             model(**{name: tensor[row : row + 1] for name, tensor in batch.items()}).loss.backward()
-    alone, sent = tensors_of(model), len(links(lossy))
+    alone, sent = tensors_of(model), len(traffic(lossy))
     model(**{name: tensor[2:] for name, tensor in batch.items()}).loss.backward()
-    return sent, len(links(lossy)), alone, tensors_of(model)
+    return sent, len(traffic(lossy)), alone, tensors_of(model)
 
 
-def test_no_sync_adds_up_until_the_next_backward_averages(processes: Callable) -> None:
+def test_no_sync_adds_up_until_the_next_backward_averages(processes):
     dense = tiny_gpt2("classifier")
     expected = {name: torch.zeros_like(parameter) for name, parameter in dense.named_parameters()}
     for row in range(6):
@@ -267,7 +160,7 @@ def on_rank_watch() -> tuple[int, list[int], list[Tensor]]:
     return len(model.buckets), under_way, started
 
 
-def test_messages_leave_before_backward_has_ended(processes: Callable) -> None:
+def test_messages_leave_before_backward_has_ended(processes):
     answers = processes(2, on_rank_watch)
     for buckets, under_way, _ in answers:
         assert buckets > 4
@@ -293,12 +186,11 @@ def on_rank_leave_out() -> str:
     return str(error.value)
 
 
-def test_a_parameter_without_a_gradient_is_named(processes: Callable) -> None:
+def test_a_parameter_without_a_gradient_is_named(processes):
     assert all("unused.bias" in message for message in processes(2, on_rank_leave_out))
 
 
 def on_rank_fail_once(replicas: str) -> dict[str, Tensor]:
-    """Gradients of the pass after one whose backward failed in the first block."""
     lossy = network(0.0)
     layout = join(lossy, data_parallel_size=2)
     model = in_replicas(tiny_gpt2("classifier"), layout, replicas)
@@ -317,28 +209,26 @@ def on_rank_fail_once(replicas: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("replicas", ["custom ddp", "custom fsdp"])
-def test_a_failed_backward_leaves_nothing_behind(processes: Callable, replicas: str) -> None:
+def test_a_failed_backward_leaves_nothing_behind(processes, replicas):
     dense = gradients(tiny_gpt2("classifier"), whole_batch())
     for answer in processes(2, on_rank_fail_once, replicas):
         assert gradient_error(answer, dense) < 1e-12
 
 
-def on_rank_compare(replicas: str) -> list[tuple]:
-    lossy = network(0.0)
-    layout = join(lossy, data_parallel_size=2)
-    in_replicas(tiny_gpt2("classifier"), layout, replicas)(**share(whole_batch(), layout)).loss.backward()
-    return traffic(lossy)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_traffic_is_that_of_pytorch_but_for_its_padding(processes, kind):
+    """`training/test_parallelism.py` works out PyTorch's from shapes."""
+    own, pytorch = (
+        processes(2, on_rank_train, replicas, 0.0, *WAYS["dense"][1:])[0]["table"]
+        for replicas in (f"custom {kind}", kind)
+    )
+    for mine, theirs in zip(own, pytorch, strict=True):
+        assert all(mine[name] == theirs[name] for name in ("operation", "direction", "src"))
+        assert 0.99 * theirs["packets"] < mine["packets"] <= theirs["packets"]
 
 
 def traffic(lossy: ltp.LossyNetwork) -> list[tuple]:
     return [(row["operation"], row["direction"], row["src"], row["packets"]) for row in lossy.counters.rows()]
-
-
-def test_traffic_is_that_of_pytorch_but_for_its_padding(processes: Callable) -> None:
-    own, pytorch = (processes(2, on_rank_compare, replicas)[0] for replicas in ("custom fsdp", "fsdp"))
-    assert [row[:3] for row in own] == [row[:3] for row in pytorch]
-    for mine, theirs in zip(own, pytorch, strict=True):
-        assert 0.99 * theirs[3] < mine[3] <= theirs[3]
 
 
 class Chain(nn.Sequential):
@@ -359,7 +249,7 @@ def on_rank_checkpoint(again: bool) -> tuple[list[tuple], dict[str, Tensor]]:
     return traffic(lossy), whole_of_pieces(model, lambda piece: piece.grad)
 
 
-def test_computing_a_block_again_in_backward_gathers_nothing_again(processes: Callable) -> None:
+def test_computing_a_block_again_in_backward_gathers_nothing_again(processes):
     (once, gradients_once), (again, gradients_again) = (
         processes(2, on_rank_checkpoint, each)[0] for each in (False, True)
     )
@@ -368,7 +258,6 @@ def test_computing_a_block_again_in_backward_gathers_nothing_again(processes: Ca
 
 
 def on_rank_measure() -> dict[str, Any]:
-    """Elements in memory before, within and after a step, of this replica."""
     layout = join(network(0.0), data_parallel_size=2)
     model = in_replicas(tiny_gpt2("classifier"), layout, "custom fsdp")
     optimizer = torch.optim.AdamW(model.parameters())
@@ -387,7 +276,7 @@ def on_rank_measure() -> dict[str, Any]:
     return {"before": before, "between": between, "after": after, "seen": seen, "pieces": pieces, "state": state}
 
 
-def test_each_replica_holds_half_and_gathers_a_block_at_a_time(processes: Callable) -> None:
+def test_each_replica_holds_half_and_gathers_a_block_at_a_time(processes):
     dense = tiny_gpt2("classifier")
     total = sum(parameter.numel() for parameter in dense.parameters())
     block = sum(parameter.numel() for parameter in dense.transformer.h[0].parameters())
@@ -404,7 +293,7 @@ def test_each_replica_holds_half_and_gathers_a_block_at_a_time(processes: Callab
     assert sum(parameters for answer in answers for parameters, _ in answer["pieces"]) == total
 
 
-def test_one_unit_has_one_dtype() -> None:
+def test_one_unit_has_one_dtype():
     parameters = [
         (Member(name, []), nn.Parameter(torch.ones(2, dtype=dtype)))
         for name, dtype in (("a", torch.float32), ("b", torch.float64))
@@ -413,7 +302,7 @@ def test_one_unit_has_one_dtype() -> None:
         FlatUnit(parameters, FakeProcessGroup(2, 0))  # type: ignore[arg-type]
 
 
-def test_a_models_units_go_to_the_default_device_one_after_the_other() -> None:
+def test_a_models_units_go_to_the_default_device_one_after_the_other():
     """So that the whole model need not fit there; "meta" stands for an accelerator."""
     dense: Any = tiny_gpt2("classifier")
     with torch.device("meta"):

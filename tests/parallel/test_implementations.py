@@ -1,12 +1,10 @@
 """Tensor parallelism by this project, DTensor, Megatron-core and transformers: the same model, and its packets."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -15,7 +13,6 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 import lossytp as ltp
-from lossytp.parallel.group import Layout
 from lossytp.parallel.others import parallelize_dtensor, parallelize_megatron
 from tests.parallel.conftest import (
     MODELS,
@@ -32,19 +29,18 @@ from tests.parallel.conftest import (
 )
 from tests.parallel.distributed_models import IMPLEMENTATIONS, WIRE, join, network, spread, whole
 from tests.parallel.families import tiny
+from tests.parallel.sharing_modes import unchanged
 
 OTHERS = IMPLEMENTATIONS[1:]
 
 
 def traffic(lossy: ltp.LossyNetwork) -> dict[str, tuple[int, int]]:
-    """Packets and lost ones, each way; they are taken off the record."""
     summary = lossy.counters.summary("training")["by_direction"]
     lossy.counters.load_state_dict({"packets": [], "messages": []})
     return {direction: (totals["packets"], totals["lost"]) for direction, totals in summary.items()}
 
 
 def on_rank_compute(implementation: str, loss_rate: float, size: int, kinds: list[str]) -> dict[tuple[str, bool], dict]:
-    """By kind of model, and padded or not."""
     lossy = network(loss_rate)
     layout = join(lossy, tensor_parallel_size=size)
     results = {}
@@ -70,9 +66,7 @@ def packets_each_way(size: int, itemsize: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "kinds"), [(2, list(MODELS)), (4, ["classifier"])], ids=[2, 4])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_logits_and_gradients_equal_the_dense_models_but_for_lost_packets(
-    processes: Callable, implementation: str, number: int, kinds: list[str]
-) -> None:
+def test_logits_and_gradients_equal_the_dense_models_but_for_lost_packets(processes, implementation, number, kinds):
     for loss_rate in (0.0, 0.05):
         answers = processes(number, on_rank_compute, implementation, loss_rate, number, kinds)
         for (kind, padded), case in ((key, answer[key]) for answer in answers for key in answer):
@@ -100,7 +94,7 @@ def on_rank_autocast(implementation: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_under_autocast_bfloat16_is_on_the_wire(processes: Callable, implementation: str) -> None:
+def test_under_autocast_bfloat16_is_on_the_wire(processes, implementation):
     dense, batch = tiny_gpt2(dtype=torch.float32), tiny_batch()
     expected = gradients(dense, batch)
     logits = dense(**batch).logits
@@ -115,11 +109,7 @@ def test_under_autocast_bfloat16_is_on_the_wire(processes: Callable, implementat
         assert answer["traffic"] == expected_traffic
 
 
-# --- where the bias is added
-
-
 def on_rank_lose_all(implementation: str) -> tuple[Tensor, Tensor]:
-    """A row-parallel layer's output and bias, if its product is zero and the network loses every packet."""
     lossy = network(1.0)
     layout = join(lossy, tensor_parallel_size=2)
     dense = tiny_gpt2()
@@ -132,104 +122,44 @@ def on_rank_lose_all(implementation: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_only_pytorch_adds_the_bias_before_the_sum_and_loses_half_of_it(
-    processes: Callable, implementation: str
-) -> None:
+def test_only_pytorch_adds_the_bias_before_the_sum_and_loses_half_of_it(processes, implementation):
     for output, bias in processes(2, on_rank_lose_all, implementation):
         left = bias / 2 if implementation == "dtensor" else bias
         torch.testing.assert_close(output, left.expand_as(output))
-
-
-def on_rank_lose_alike(biased: bool) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    """Logits and gradients of PyTorch's and of Megatron's layers, which lose the same packets both ways."""
-    lossy = network(0.1)
-    ltp.init_process_group(lossy, reliable_gather=False)
-    layout = Layout(tensor_parallel_size=2, rank=dist.get_rank(), world_size=2)
-    dense, batch = tiny_gpt2(), tiny_batch()
-    if not biased:
-        with torch.no_grad():
-            for block in dense.transformer.h:
-                block.attn.c_proj.bias.zero_()
-                block.mlp.c_proj.bias.zero_()
-    links, results = lossy.state_dict(), []
-    for implementation in OTHERS:
-        lossy.load_state_dict(links)
-        model = spread(dense, lossy, layout, implementation)
-        output = model(**batch)
-        output.loss.backward()
-        results.append((output.logits.detach(), whole(model, dense, lossy, layout, implementation)))
-    return results
-
-
-def test_the_bias_is_all_in_which_pytorch_and_megatron_differ(processes: Callable) -> None:
-    for biased in (False, True):
-        for (logits, found), (logits_megatron, expected) in processes(2, on_rank_lose_alike, biased):
-            errors = relative_error(logits, logits_megatron), gradient_error(found, expected)
-            assert min(errors) > 1e-3 if biased else max(errors) < 1e-12
-
-
-# --- what a process holds
 
 
 def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def on_rank_hold(implementation: str) -> dict[str, Any]:
+def on_rank_hold(implementation: str) -> tuple[int, int]:
+    """The elements in memory of a block's sharded layers, and how many they should be."""
     lossy = network(0.0)
     layout = join(lossy, tensor_parallel_size=2)
-    dense = tiny_gpt2()
-    before = {name: tensor.clone() for name, tensor in dense.state_dict().items()}
-    types = [type(module) for module in dense.modules()]
-    generator = torch.get_rng_state()
-    model = spread(dense, lossy, layout, implementation)
-    drawn = not torch.equal(torch.get_rng_state(), generator)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            local(parameter).add_(1)
-    after = dense.state_dict()
-    unchanged = [type(module) for module in dense.modules()] == types and all(
-        type(after[name]) is Tensor and torch.equal(after[name], tensor) for name, tensor in before.items()
+    dense, generator = tiny_gpt2(), torch.get_rng_state()
+    with unchanged(dense):
+        model = spread(dense, lossy, layout, implementation)
+        assert torch.equal(torch.get_rng_state(), generator), "random numbers are drawn"
+        with torch.no_grad():
+            for parameter in model.parameters():
+                local(parameter).add_(1)
+    layers, dense_layers = (
+        {name: each for name, each in one.transformer.h[1].named_parameters() if "c_" in name} for one in (model, dense)
     )
-    block = model.transformer.h[1]
-    shapes = {
-        f"{name} {kind}": tuple(local(parameter).shape)
-        for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-        for kind, parameter in block.get_submodule(name).named_parameters()
-    }
-    block.attn.c_proj.weight.requires_grad_(True)
-    sizes = [local(p).untyped_storage().nbytes() // p.element_size() for n, p in block.named_parameters() if "c_" in n]
-    return {"unchanged": unchanged, "drawn": drawn, "shapes": shapes, "stored": sum(sizes)}
+    stored = sum(local(each).untyped_storage().nbytes() // each.element_size() for each in layers.values())
+    expected = {name: each.numel() // (1 if name.endswith("c_proj.bias") else 2) for name, each in dense_layers.items()}
+    return stored, sum(expected.values())
 
 
-@pytest.mark.parametrize("implementation", OTHERS)
-def test_a_process_holds_its_shard_and_the_callers_model_is_left_alone(
-    processes: Callable, implementation: str
-) -> None:
-    inner = 4 * WIDTH
-    shapes = {
-        "attn.c_attn weight": (3 * WIDTH // 2, WIDTH),
-        "attn.c_attn bias": (3 * WIDTH // 2,),
-        "attn.c_proj weight": (WIDTH, WIDTH // 2),
-        "attn.c_proj bias": (WIDTH,),
-        "mlp.c_fc weight": (inner // 2, WIDTH),
-        "mlp.c_fc bias": (inner // 2,),
-        "mlp.c_proj weight": (WIDTH, inner // 2),
-        "mlp.c_proj bias": (WIDTH,),
-    }
-    for answer in processes(2, on_rank_hold, implementation):
-        assert answer["unchanged"]
-        assert not answer["drawn"], "random numbers"
-        assert answer["shapes"] == shapes
-        assert answer["stored"] == sum(torch.Size(shape).numel() for shape in shapes.values())
-
-
-# --- what is refused
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_process_holds_its_shard_and_the_callers_model_is_left_alone(processes, implementation):
+    for stored, expected in processes(2, on_rank_hold, implementation):
+        assert stored == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallelize", [parallelize_dtensor, parallelize_megatron])
-def test_what_cannot_be_parallelized_is_refused(parallelize: Callable) -> None:
+def test_what_cannot_be_parallelized_is_refused(parallelize):
     with pytest.raises(ValueError, match=r"^tensor_parallel_size = 3 "):
         parallelize(tiny_gpt2(), FakeProcessGroup(3, 0))
     with pytest.raises(TypeError, match=r"^Linear "):
@@ -270,9 +200,7 @@ def on_rank_load(make: Callable, folder: str, loss_rate: float) -> dict:
 
 @pytest.mark.parametrize("make", [by_transformers, by_pytorch])
 @pytest.mark.parametrize("loss_rate", [0.0, 0.1])
-def test_it_computes_the_dense_model_but_for_lost_packets(
-    processes: Callable, tmp_path: Path, loss_rate: float, make: Callable
-) -> None:
+def test_it_computes_the_dense_model_but_for_lost_packets(processes, tmp_path, loss_rate, make):
     dense, batch = tiny("llama", dtype=torch.float32), tiny_batch()
     dense.save_pretrained(tmp_path)
     expected = dense(input_ids=batch["input_ids"])

@@ -2,13 +2,11 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -50,53 +48,15 @@ def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 
 def run_alone(program: str) -> subprocess.CompletedProcess:
-    with held_port() as port:
-        return run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)})
-
-
-def run_in_a_process(program: str, **variables: str) -> subprocess.CompletedProcess:
-    """With one line of output for an error, as an entry point gives it."""
-    start = (
-        "import torch.distributed as dist, lossytp as ltp; network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))\n"
-    )
+    start = "import torch, torch.distributed as dist, lossytp as ltp\n"
+    start += "network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))\n"
     command = [sys.executable, "-c", start + textwrap.dedent(program)]
-    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False)
-
-
-@pytest.mark.slow
-def test_a_port_in_use_is_told() -> None:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = run_in_a_process(
-            "ltp.init_process_group(network, timeout_s=10)", **VARIABLES | {"MASTER_PORT": str(port)}
-        )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"ValueError: MASTER_PORT = {port} is in use on 127.0.0.1: ")
-
-
-@pytest.mark.slow
-def test_torchrun_brings_the_ranks_together(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import torch, torch.distributed as dist, lossytp as ltp\n"
-        "ltp.init_process_group(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0)), timeout_s=60)\n"
-        "x_N = torch.ones(4000)\n"
-        "dist.all_reduce(x_N)\n"
-        "open(f'{__file__}.{dist.get_rank()}', 'w').write(str(x_N.sum().item()))\n"
-        "dist.destroy_process_group()\n"
-    )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = os.environ | {"PYTHONPATH": str(Path(ltp.__file__).parents[1])}
-    command = [*torchrun, str(program)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
-    assert done.returncode == 0, done.stderr
-    assert [Path(f"{program}.{rank}").read_text() for rank in range(2)] == ["4000.0"] * 2
+    with held_port() as port:
+        alone = os.environ | VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)}
+        return subprocess.run(command, env=alone, capture_output=True, text=True, timeout=60, check=False)
 
 
 def on_rank_differ(changes: dict[str, Any]) -> str:
-    """Join with settings that differ on rank 1; return the error."""
     mine = changes if os.environ["RANK"] == "1" else {}
     wire = ltp.Wire(mtu_bytes=mine.pop("mtu_bytes", 1500))
     rate, seed = mine.pop("loss_rate", 0.0), mine.pop("seed", 0)
@@ -109,36 +69,29 @@ def on_rank_differ(changes: dict[str, Any]) -> str:
     return str(error.value)
 
 
+OTHERWISE = {"seed": 5, "algorithm": "ring", "repair": "rescale", "reliable_gather": False, "wraps": "auto"}
+OTHERWISE["WORLD_SIZE"] = "3"
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "changes"),
     [
-        ({"seed": 5}, "seed = 0 on rank 0 and 5 on rank 1"),
-        ({"loss_rate": 0.5}, "process = 'Bernoulli.*' on rank 0 and 'Bernoulli.*' on rank 1"),
-        ({"mtu_bytes": 900}, "wire = 'Wire"),
-        ({"algorithm": "ring"}, "algorithm = 'direct' on rank 0 and 'ring' on rank 1"),
-        ({"repair": "rescale"}, "repair = 'zero' on rank 0 and 'rescale' on rank 1"),
-        ({"reliable_gather": False}, "reliable_gather = True on rank 0 and False on rank 1"),
-        ({"wraps": "auto"}, "wraps = 'gloo' on rank 0 and 'auto' on rank 1"),
-        ({"compared": {"learning_rate": 0.5}}, "learning_rate = None on rank 0 and 0.5 on rank 1"),
-        ({"WORLD_SIZE": "3"}, "WORLD_SIZE = 2 on rank 0 and 3 on rank 1"),
+        *((name, {name: value}) for name, value in OTHERWISE.items()),
+        *(("process", {"loss_rate": 0.5}), ("wire", {"mtu_bytes": 900})),
+        ("learning_rate", {"compared": {"learning_rate": 0.5}}),
     ],
-    ids=str,
 )
-def test_processes_that_were_started_differently_are_told_so_on_every_rank(
-    processes: Callable, changes: dict, message: str
-) -> None:
+def test_processes_that_were_started_differently_are_told_so_on_every_rank(processes, name, changes):
     first, second = processes(2, on_rank_differ, changes)
     assert first == second
-    assert re.match(message, first), first
+    assert re.match(f"{name} = .* on rank 0 and .* on rank 1", first)
 
 
 @pytest.mark.parametrize(
     ("visible", "local_rank", "device"),
     [(0, "1", "cpu"), (1, "1", "cuda:0"), (2, "1", "cuda:1"), (2, "3", "cuda:1"), (4, None, "cuda:2")],
 )
-def test_each_process_takes_one_of_the_gpus_that_it_sees(
-    monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: str | None, device: str
-) -> None:
+def test_each_process_takes_one_of_the_gpus_that_it_sees(monkeypatch, visible, local_rank, device):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if local_rank is not None:
@@ -147,7 +100,6 @@ def test_each_process_takes_one_of_the_gpus_that_it_sees(
 
 
 def on_rank_see_gpus(uuids: list[list[str]]) -> tuple[str | None, list[str], float]:
-    """Join where each rank sees these GPUs; return the backend, the devices that were chosen, and a sum."""
     seen = uuids[int(os.environ["RANK"])]
     chosen: list[str] = []
     with (
@@ -172,14 +124,11 @@ def on_rank_see_gpus(uuids: list[list[str]]) -> tuple[str | None, list[str], flo
         ([["a", "b"], ["c"]], "nccl", ["cuda:0", "cuda:0"]),  # machines that differ
     ],
 )
-def test_all_ranks_choose_one_backend_from_what_each_sees(
-    processes: Callable, uuids: list[list[str]], backend: str, devices: list[str]
-) -> None:
+def test_all_ranks_choose_one_backend_from_what_each_sees(processes, uuids, backend, devices):
     assert processes(2, on_rank_see_gpus, uuids) == [(backend, [device], 4.0) for device in devices]
 
 
 def on_rank_wait_in_vain() -> float:
-    """Wait on rank 0 for a collective that rank 1 does not enter; return the seconds."""
     ltp.init_process_group(network(), timeout_s=6)  # long enough to join on a busy machine
     started = time.monotonic()
     if dist.get_rank() == 1:
@@ -191,7 +140,7 @@ def on_rank_wait_in_vain() -> float:
 
 
 @pytest.mark.slow
-def test_a_rank_waits_in_a_collective_for_no_longer_than_it_should(processes: Callable) -> None:
+def test_a_rank_waits_in_a_collective_for_no_longer_than_it_should(processes):
     waited, _ = processes(2, on_rank_wait_in_vain)
     assert 5 < waited < 13
 
@@ -216,7 +165,6 @@ class GlooForNccl:
 
 
 def on_rank_around_nccl() -> tuple[list[int], float, list[str]]:
-    """Objects and a sum of what lies on the CPU, by a group that wraps NCCL."""
     with patch.object(dist, "ProcessGroupNCCL", GlooForNccl, create=True), patch.object(torch.cuda, "set_device"):
         ltp.init_process_group(network(), wraps="nccl")
     objects: list[Any] = [None, None]
@@ -228,21 +176,20 @@ def on_rank_around_nccl() -> tuple[list[int], float, list[str]]:
     return objects, x.sum().item(), ["apart" if cpu is not cuda else "one"]
 
 
-def test_around_nccl_gloo_carries_objects_and_what_lies_on_the_cpu(processes: Callable) -> None:
+def test_around_nccl_gloo_carries_objects_and_what_lies_on_the_cpu(processes):
     """Without it no run could start there: who has the record is told as an object."""
     assert processes(2, on_rank_around_nccl) == [([0, 1], 8000.0, ["apart"])] * 2
 
 
 @needs_gpu
-def test_two_ranks_share_a_gpu_over_gloo(processes: Callable) -> None:
+def test_two_ranks_share_a_gpu_over_gloo(processes):
     assert processes(2, on_rank_share_a_gpu) == [[4000.0, 4000.0]] * 2  # what crosses no link
 
 
 @needs_gpu
-def test_nccl_carries_a_group_of_one() -> None:
+def test_nccl_carries_a_group_of_one():
     program = """
         ltp.init_process_group(network, wraps="nccl")
-        import torch
         x = torch.ones(5000, device="cuda")
         dist.all_reduce(x)
         print(dist.get_world_size(), dist.get_backend(), x.sum().item())
@@ -251,7 +198,7 @@ def test_nccl_carries_a_group_of_one() -> None:
     assert done.stdout.split() == ["1", "lossy", "5000.0"], done.stderr
 
 
-def test_under_torchrun_when_all_variables_are_set(torchrun: Callable) -> None:
+def test_under_torchrun_when_all_variables_are_set(torchrun):
     torchrun()
     assert under_torchrun() is True
     torchrun(**dict.fromkeys(VARIABLES))
@@ -275,7 +222,7 @@ def test_under_torchrun_when_all_variables_are_set(torchrun: Callable) -> None:
         ({}, {"repair": "magic"}, "repair = 'magic'"),
     ],
 )
-def test_what_cannot_start_is_refused_at_once(torchrun: Callable, changes: dict, settings: dict, message: str) -> None:
+def test_what_cannot_start_is_refused_at_once(torchrun, changes, settings, message):
     torchrun(**changes)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         ltp.init_process_group(network(), **settings)
@@ -283,9 +230,8 @@ def test_what_cannot_start_is_refused_at_once(torchrun: Callable, changes: dict,
 
 
 @pytest.mark.slow
-def test_a_group_may_begin_again_once_it_has_ended() -> None:
+def test_a_group_may_begin_again_once_it_has_ended():
     program = """
-        import torch
         for _ in range(2):
             ltp.init_process_group(network)
             x = torch.ones(5000)
@@ -312,16 +258,13 @@ def on_rank_start_twice() -> tuple[float, float]:
     return x.sum().item(), lossy.sum().item()
 
 
-def test_a_second_start_is_refused_and_changes_nothing(processes: Callable) -> None:
-    """`reliable()` and new groups are still those of the first network."""
+def test_a_second_start_is_refused_and_changes_nothing(processes):
     assert processes(2, on_rank_start_twice) == [(8000.0, 4000.0)] * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "others"), [("0", "rank 1 of 2"), ("1", r"rank 0 at 127.0.0.1:\d+")])
-def test_ranks_that_do_not_come_are_told_also_before_the_wait_ends(
-    torchrun: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, rank: str, others: str
-) -> None:
+def test_ranks_that_do_not_come_are_told_also_before_the_wait_ends(torchrun, monkeypatch, capsys, rank, others):
     monkeypatch.setattr(initialize, "SILENT_S", 0.2)
     started = time.monotonic()
     with held_port() as port:

@@ -1,4 +1,4 @@
-"""f and g in every mode: whole models against ranks one by one, and layers against what defines them.
+"""f and g in every mode: models against the dense one and ranks one by one, layers against what defines them.
 
 Shapes: B examples, T tokens, D model width, R ranks, F outputs of one rank, K inputs of one rank.
 """
@@ -16,9 +16,31 @@ from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from lossytp.parallel.mappings import copy_to_tensor_parallel_region, reduce_from_tensor_parallel_region
-from tests.parallel.conftest import gradient_error, relative_error, tiny_batch, tiny_gpt2
+from tests.parallel.conftest import (
+    NUM_LAYERS,
+    gradient_error,
+    gradients,
+    relative_error,
+    tiny_batch,
+    tiny_gpt2,
+    training_losses,
+)
 from tests.parallel.rank_by_rank import RankByRank, Ranks, training_loss
-from tests.parallel.sharing_modes import ALGORITHMS, COMBINATIONS, WIRE, fresh_gradients, network_of, parallel
+from tests.parallel.sharing_modes import (
+    ALGORITHMS,
+    COMBINATIONS,
+    MODES,
+    WIRE,
+    assert_equals_dense,
+    by_rank,
+    every_kind,
+    fresh_gradients,
+    logits_of,
+    lossy,
+    modes_mostly_slow,
+    network_of,
+    parallel,
+)
 
 WAYS = {  # of the reference, by mode
     "shared": "shared",
@@ -30,16 +52,13 @@ WAYS = {  # of the reference, by mode
 }
 
 
-# --- whole models
-
-
 def small_batch(kind: str, padded: bool) -> dict[str, Tensor]:
     return {name: tensor[-3:] for name, tensor in tiny_batch(kind, padded=padded).items()}
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(("mode", "algorithm"), COMBINATIONS, ids=lambda value: value)
-def test_with_losses_models_equal_ranks_one_by_one(mode: str, algorithm: str, size: int) -> None:
+def test_with_losses_models_equal_ranks_one_by_one(mode, algorithm, size):
     """Each rank's logits; each shard's gradient of its own rank's training loss; replicated parameters' mean, or own.
 
     Over two steps, since links carry on.
@@ -66,7 +85,7 @@ def test_with_losses_models_equal_ranks_one_by_one(mode: str, algorithm: str, si
     assert network_of(model).state_dict()["links"] == twin.state_dict()["links"]
 
 
-def test_without_its_own_losses_the_reference_is_another() -> None:
+def test_without_its_own_losses_the_reference_is_another():
     """Control: neither another seed, nor another algorithm, nor another way is as near."""
     dense, batch = tiny_gpt2(), small_batch("language model", False)
     mask_BT = torch.ones_like(batch["input_ids"])
@@ -112,7 +131,7 @@ def row(all_reduce: LossyCollective, *, own_bias: bool = False) -> Any:
 
 @pytest.mark.parametrize("loss_rate", [0.0, 0.3])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_fused_layers_equal_f_and_g_written_out(algorithm: str, loss_rate: float) -> None:
+def test_fused_layers_equal_f_and_g_written_out(algorithm, loss_rate):
     """y = g(f(x) A B): outputs, gradients of x and of both weights, and the links' states."""
     fused, plain = (collective(loss_rate, algorithm=algorithm) for _ in range(2))
     size = fused.group.size
@@ -140,7 +159,7 @@ def test_fused_layers_equal_f_and_g_written_out(algorithm: str, loss_rate: float
     assert (relative_error(lossless.sum(0), y_RTD[0]) > 1e-3) == (loss_rate > 0)
 
 
-def test_layers_built_from_sizes_hold_shards_of_a_linear_layer() -> None:
+def test_layers_built_from_sizes_hold_shards_of_a_linear_layer():
     """As in Megatron: (in_features, out_features). torch's generator draws the dense weights once."""
     torch.manual_seed(0)
     dense = nn.Linear(D, 4 * F), nn.Linear(4 * K, D)
@@ -153,7 +172,7 @@ def test_layers_built_from_sizes_hold_shards_of_a_linear_layer() -> None:
 
 
 @pytest.mark.parametrize("comm", [{}, {"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
-def test_layers_of_either_kind_pass_gradients_on_whatever_is_frozen(comm: dict) -> None:
+def test_layers_of_either_kind_pass_gradients_on_whatever_is_frozen(comm):
     all_reduce = collective(**comm)
     streams = 4 if all_reduce.comm.own_streams else 1
     expected = None
@@ -196,7 +215,7 @@ def test_weights_get_no_gradient_of_a_sum_that_a_rank_did_not_receive(algorithm:
 
 
 @pytest.mark.parametrize("comm", [{}, {"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
-def test_an_input_that_needs_no_gradient_reduces_nothing_backward(comm: dict) -> None:
+def test_an_input_that_needs_no_gradient_reduces_nothing_backward(comm):
     all_reduce = collective(**comm)
     layer = column(all_reduce)
     layer(randn(4 * B, T, D)).sum().backward()
@@ -209,7 +228,7 @@ def test_an_input_that_needs_no_gradient_reduces_nothing_backward(comm: dict) ->
     [{}, {"reliable_gather": False}, {"sequence_parallel": True, "reliable_gather": False}, {"exact_adjoint": True}],
     ids=str,
 )
-def test_neither_inputs_nor_gradients_of_the_caller_are_modified(comm: dict) -> None:
+def test_neither_inputs_nor_gradients_of_the_caller_are_modified(comm):
     all_reduce = collective(0.5, repair="rescale", wire_dtype="bf16", **comm)
     first, second = column(all_reduce, projections=1), row_after_column(all_reduce)
     x, upstream = randn(4 * B, T, D, grad=True), randn(4 * B, T, D, seed=1)
@@ -223,27 +242,19 @@ def test_neither_inputs_nor_gradients_of_the_caller_are_modified(comm: dict) -> 
 
 
 @pytest.mark.parametrize(
-    ("comm", "expected"),
+    ("comm", "sent"),
     [
-        ({}, [(d, "all_reduce", "reduce") for d in ("forward", "backward")]),
-        (
-            {"reliable_gather": False},
-            [(d, "all_reduce", phase) for d in ("forward", "backward") for phase in ("reduce", "gather")],
-        ),
-        ({"sequence_parallel": True}, [(d, "reduce_scatter", "reduce") for d in ("forward", "backward")]),
+        *((comm, [("all_reduce", "reduce")]) for comm in ({}, {"exact_adjoint": True})),
+        ({"reliable_gather": False}, [("all_reduce", phase) for phase in ("reduce", "gather")]),
+        ({"sequence_parallel": True}, [("reduce_scatter", "reduce")]),
         (
             {"sequence_parallel": True, "reliable_gather": False},
-            [
-                (direction, *of)
-                for direction in ("forward", "backward")
-                for of in (("reduce_scatter", "reduce"), ("all_gather", "gather"))
-            ],
+            [("reduce_scatter", "reduce"), ("all_gather", "gather")],
         ),
-        ({"exact_adjoint": True}, [(d, "all_reduce", "reduce") for d in ("forward", "backward")]),
     ],
     ids=str,
 )
-def test_what_is_sent_is_counted_by_direction_operation_and_phase(comm: dict, expected: list) -> None:
+def test_what_is_sent_is_counted_by_direction_operation_and_phase(comm, sent):
     """All of it B T D elements; two a packet, of a chunk to each of three others. The adjoint sends nothing."""
     all_reduce = collective(**comm)
     streams = 4 if all_reduce.comm.own_streams else 1
@@ -251,36 +262,11 @@ def test_what_is_sent_is_counted_by_direction_operation_and_phase(comm: dict, ex
     row_after_column(all_reduce)(column(all_reduce)(x)).sum().backward()
     table = all_reduce.network.report()
     packets = table.groupby(["direction", "operation", "phase"])["packets"].sum()
-    assert sorted(packets.index) == sorted(expected)
+    assert sorted(packets.index) == sorted((way, *each) for way in ("forward", "backward") for each in sent)
     assert set(packets) == {3 * B * T * D // 2}
 
 
-def test_bf16_on_the_wire_rounds_what_is_sent_and_fits_four_times_as_much_in_a_packet() -> None:
-    """Of a float64 model: 182 elements a packet, or 728."""
-    results, packets = [], []
-    for wire_dtype in (None, "bf16"):
-        network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))
-        comm = CommConfig(reliable_gather=False, wire_dtype=wire_dtype)
-        layer = row(LossyCollective(network, RankGroup(2), comm))
-        results.append(layer(randn(2, 2 * 728, K)))  # a stream each; chunks of 728 * D elements
-        packets.append(network.report()["packets"].tolist())
-    assert packets == [[4 * D] * 4, [D] * 4]
-    assert 1e-4 < relative_error(*results) < 1e-2
-    first = [column(collective(wire_dtype=wire_dtype))(randn(B, T, D)) for wire_dtype in (None, "bf16")]
-    assert torch.equal(*first), "a column-parallel layer sends nothing forward"
-    summed = results[1] - randn(D, seed=14)  # the bias is added after
-    assert relative_error(summed, summed.bfloat16().double()) < 1e-15
-
-
-@pytest.mark.parametrize("loss_rate", [0.0, 1.0])
-def test_the_row_bias_is_added_once(loss_rate: float) -> None:
-    """An earlier study added it on every rank before the sum, and so as many times as there were ranks."""
-    layer = row(collective(loss_rate, 8, algorithm="sender"))
-    no_product = randn(B, T, 8 * K) * (loss_rate == 1)  # either zeros come in, or nothing gets through
-    assert torch.equal(layer(no_product), layer.bias.expand(B, T, D))
-
-
-def test_when_everything_is_lost_g_still_passes_the_whole_gradient_and_f_none() -> None:
+def test_when_everything_is_lost_g_still_passes_the_whole_gradient_and_f_none():
     sender = collective(1.0, algorithm="sender")
     last, x, upstream = row(sender), randn(B, T, 4 * K, seed=1, grad=True), randn(B, T, D)
     last(x).backward(upstream)
@@ -292,7 +278,7 @@ def test_when_everything_is_lost_g_still_passes_the_whole_gradient_and_f_none() 
     torch.testing.assert_close(first.weight.grad.view(D, -1), x.flatten(0, 1).t() @ upstream.flatten(0, 1))
 
 
-def test_layers_take_any_leading_axes_and_strides() -> None:
+def test_layers_take_any_leading_axes_and_strides():
     all_reduce = collective(algorithm="direct")
     first, last = column(all_reduce), row_after_column(all_reduce)
     x_DT = randn(D, T, grad=True)
@@ -305,7 +291,7 @@ def test_layers_take_any_leading_axes_and_strides() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_layers_compute_and_send_in_its_dtype(dtype: torch.dtype) -> None:
+def test_under_autocast_layers_compute_and_send_in_its_dtype(dtype):
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))
     all_reduce = LossyCollective(network, RankGroup(4), CommConfig.named(algorithm="sender"))
     first, last = column(all_reduce).float(), row_after_column(all_reduce).float()
@@ -317,3 +303,157 @@ def test_under_autocast_layers_compute_and_send_in_its_dtype(dtype: torch.dtype)
     assert between.dtype == result.dtype == dtype
     assert x.grad.dtype == first.weight.grad.dtype == last.bias.grad.dtype == torch.float32
     assert network.report()["packets"].tolist() == [24] * 8
+
+
+@every_kind
+@pytest.mark.parametrize("size", [2, 4, 8])
+@modes_mostly_slow
+def test_without_losses_every_mode_equals_dense(mode, size, kind):
+    dense = tiny_gpt2(kind)
+    for padded in (False, True):
+        assert_equals_dense(parallel(dense, 0.0, mode, size=size), dense, tiny_batch(kind, padded=padded))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "algorithm"), COMBINATIONS, ids=lambda value: value)
+def test_without_losses_every_algorithm_equals_dense(mode, algorithm):
+    dense = tiny_gpt2("classifier")
+    batch = tiny_batch("classifier", padded=True)
+    assert_equals_dense(parallel(dense, 0.0, mode, algorithm=algorithm), dense, batch)
+
+
+REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(5, 4)", "hadamard(8)", "retransmit(2)"]
+REPAIRS += ["protect(0.1)", "protect(0.1) + hadamard(8)", "protect(0.1) + stale", "fec(5, 4) + rescale"]
+REFUSED = [("sequence, lossy gather", "local"), ("exact adjoint", "local")]  # see test_lossy_network.py
+WITH_REPAIRS = [(mode, repair) for mode in MODES for repair in REPAIRS if (mode, repair) not in REFUSED]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "repair"), WITH_REPAIRS, ids=lambda value: value)
+def test_without_losses_every_repair_equals_dense(mode, repair):
+    dense = tiny_gpt2("classifier")
+    assert_equals_dense(parallel(dense, 0.0, mode, repair=repair), dense, tiny_batch("classifier"))
+
+
+@every_kind
+@modes_mostly_slow
+def test_dropout_has_the_dense_models_masks(mode, kind):
+    """Attention's own dropout aside, whose masks are of a rank's heads."""
+    dense = tiny_gpt2(kind, embd_pdrop=0.2, resid_pdrop=0.3)
+    assert_equals_dense(parallel(dense, 0.0, mode), dense, tiny_batch(kind, padded=True))
+
+
+@every_kind
+@modes_mostly_slow
+def test_without_losses_ten_training_steps_equal_dense(mode, kind):
+    dense, batch = tiny_gpt2(kind), tiny_batch(kind, padded=True)
+    model = parallel(dense, 0.0, mode)
+    expected = training_losses(dense, batch, steps=10)
+    tolerance = 1e-6 if kind == "language model" else 1e-9
+    assert training_losses(model, batch, steps=10) == pytest.approx(expected, abs=tolerance, rel=0)
+    assert expected[-1] < 0.9 * expected[0], "ten steps must move the model"
+
+
+@every_kind
+@modes_mostly_slow
+def test_with_losses_the_same_comparison_fails_by_far(mode, kind):
+    """Control of everything above."""
+    dense, batch = tiny_gpt2(kind), tiny_batch(kind)
+    model = parallel(dense, 0.1, mode)
+    found = by_rank(model, dense, gradients(model, batch))
+    assert min(gradient_error(of_rank, gradients(dense, batch)) for of_rank in found) > 0.01
+    assert min(relative_error(logits, dense(**batch).logits) for logits in logits_of(model, batch)) > 0.01
+
+
+@every_kind
+@modes_mostly_slow
+def test_a_reliable_network_is_the_dense_model_too(mode, kind):
+    dense, batch = tiny_gpt2(kind), tiny_batch(kind)
+    model = parallel(dense, 0.3, mode, repair="stale")
+    gradients(model, batch)  # fills what stale puts in
+    before = network_of(model).state_dict()
+    with network_of(model).reliable():
+        assert_equals_dense(model, dense, batch)
+    assert network_of(model).state_dict() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@modes_mostly_slow
+def test_under_autocast_it_is_as_close_to_dense_as_autocast_is_to_itself(mode, dtype):
+    dense, batch = tiny_gpt2("classifier", dtype=dtype), tiny_batch("classifier", padded=True)
+    model, exact = parallel(dense, 0.0, mode), gradients(dense, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounding = gradient_error(gradients(dense, batch), exact)
+        found = gradients(model, batch)
+    assert {gradient.dtype for gradient in found.values()} == {dtype}
+    for of_rank in by_rank(model, dense, found):
+        assert gradient_error(of_rank, exact) < 2 * rounding + 1e-12
+    assert (rounding > 1e-3) == (dtype == torch.float32), "autocast leaves float64 as it is"
+
+
+@pytest.mark.parametrize("reliable_gather", [True, False])
+def test_shards_are_rounded_for_their_gather_and_nothing_else(reliable_gather):
+    """At p = 0 what each rank gathers is rounded, whether or not gathers may lose packets."""
+    dense, batch = tiny_gpt2("classifier"), tiny_batch("classifier")
+    logits = []
+    for gather in (True, reliable_gather):
+        how = {"sequence_parallel": True, "reliable_gather": gather, "wire_dtype": "bf16"}
+        logits.append(parallel(dense, 0.0, "shared", **how)(**batch).logits)
+    assert torch.equal(*logits)
+    error = (logits[0] - dense(**batch).logits).abs().max() / dense(**batch).logits.abs().max()
+    assert 1e-5 < error < 5e-2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        (torch.float32, {}),
+        (torch.float64, {"attn_implementation": "eager"}),
+        (torch.float64, {"embd_pdrop": 0.1, "attn_pdrop": 0.2, "resid_pdrop": 0.3}),
+        (torch.float64, {"scale_attn_by_inverse_layer_idx": True}),
+        (torch.float64, {"scale_attn_weights": False}),
+        (torch.float64, {"n_inner": 48, "activation_function": "relu"}),
+        (torch.float64, {"tie_word_embeddings": False}),
+        (torch.float32, {"reorder_and_upcast_attn": True, "attn_implementation": "eager"}),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_without_losses_other_configurations_equal_dense(dtype, changes):
+    dense = tiny_gpt2(dtype=dtype, **changes)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    assert_equals_dense(lossy(dense, 0.0), dense, tiny_batch(padded=True), tolerance)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attn_implementation": "eager"},
+        *({name: 0.2} for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")),
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"activation_function": "relu"},
+    ],
+    ids=",".join,
+)
+def test_those_configurations_do_change_the_logits(changes):
+    """Control: a setting that did nothing would prove nothing. Attention in eager mode alone is the same formula."""
+    torch.manual_seed(5)
+    batch = tiny_batch()
+    with torch.no_grad():
+        error = relative_error(tiny_gpt2(**changes)(**batch).logits, tiny_gpt2()(**batch).logits)
+    assert (error > 1e-3) == ("attn_implementation" not in changes)
+
+
+def test_hidden_states_and_attention_weights_equal_dense():
+    dense = tiny_gpt2(attn_implementation="eager")
+    settings = {"output_hidden_states": True, "output_attentions": True}
+    expected, actual = (model(**tiny_batch(), **settings) for model in (dense, lossy(dense, 0.0)))
+    assert (len(actual.hidden_states), len(actual.attentions)) == (NUM_LAYERS + 1, NUM_LAYERS)
+    for name in ("hidden_states", "attentions"):
+        assert all(relative_error(*pair) < 1e-12 for pair in zip(actual[name], expected[name], strict=True))
+
+
+def test_one_rank_has_nobody_to_send_to():
+    dense = tiny_gpt2()
+    parallel = lossy(dense, 0.5, size=1, algorithm="direct")
+    assert_equals_dense(parallel, dense, tiny_batch(), 1e-12)
+    assert network_of(parallel).report().empty

@@ -4,7 +4,9 @@ Functions named `on_rank_...` run in every process. R ranks, N elements of a mes
 """
 
 import itertools
+import math
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import _register_work
 from torch.distributed._functional_collectives import wait_tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
 import lossytp as ltp
 from lossytp.network.routes import ALGORITHMS
@@ -47,7 +53,7 @@ def on_rank_compare_with_gloo() -> list[str]:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_without_losses_is_bitwise_plain_gloo(processes: Callable, num_ranks: int) -> None:
+def test_without_losses_is_bitwise_plain_gloo(processes, num_ranks):
     assert processes(num_ranks, on_rank_compare_with_gloo) == [[]] * num_ranks
 
 
@@ -98,7 +104,7 @@ def on_rank_compare_every_repair(algorithm: str, seed: int) -> list[tuple]:
 @pytest.mark.parametrize(
     ("algorithm", "num_ranks"), [*((algorithm, 3) for algorithm in ALGORITHMS), ("direct", 2), ("ring", 4), ("tree", 4)]
 )
-def test_equals_the_naive_reference(processes: Callable, algorithm: str, num_ranks: int) -> None:
+def test_equals_the_naive_reference(processes, algorithm, num_ranks):
     """Whatever the repair. What is gathered reliably is the same on every rank, and else not."""
     by_rank = processes(num_ranks, on_rank_compare_every_repair, algorithm, 3)
     for number, answers in enumerate(zip(*by_rank, strict=True)):
@@ -117,35 +123,27 @@ def on_rank_compare_with_another_seed() -> set[str]:
     return {line.split(" of ")[0] for line in wrong}
 
 
-def test_a_reference_of_another_seed_disagrees(processes: Callable) -> None:
+def test_a_reference_of_another_seed_disagrees(processes):
     """Control: every operation's comparison could fail."""
     assert processes(2, on_rank_compare_with_another_seed) == [LOSSY.keys()] * 2
 
 
-def on_rank_need_stale() -> None:
-    ltp.init_process_group(network(), repair="stale", reliable_gather=False)
-    for run, _ in LOSSY.values():
+def on_rank_refuse(repair: str, refused: list[str]) -> None:
+    ltp.init_process_group(network(), algorithm="ring", repair=repair, reliable_gather=repair != "stale")
+    for name in refused:
         with pytest.raises(ValueError, match="repair"):
-            run(torch.ones(400), dist.group.WORLD)
-    for run in RELIABLE.values():
-        run(torch.ones(400), dist.group.WORLD)
+            LOSSY[name][0](torch.ones(600), dist.group.WORLD)
+    for run in [LOSSY[name][0] for name in ("all_gather",) if name not in refused] + [*RELIABLE.values()]:
+        run(torch.ones(600), dist.group.WORLD)
     dist.all_reduce(torch.ones(8))  # a single packet
 
 
-def test_stale_is_refused_where_it_is_first_needed(processes: Callable) -> None:
-    processes(2, on_rank_need_stale)
-
-
-def on_rank_protect_partial_sums() -> None:
-    ltp.init_process_group(network(), algorithm="ring", repair="protect(0.1)")
-    for name in ("all_reduce", "reduce_scatter"):
-        with pytest.raises(ValueError, match="repair"):
-            LOSSY[name][0](torch.ones(400), dist.group.WORLD)
-    LOSSY["all_gather"][0](torch.ones(400), dist.group.WORLD)
-
-
-def test_protect_is_refused_where_a_process_does_not_know_what_is_sent(processes: Callable) -> None:
-    processes(3, on_rank_protect_partial_sums)
+@pytest.mark.parametrize(
+    ("repair", "refused"), [("stale", [*LOSSY]), ("protect(0.1)", ["all_reduce", "reduce_scatter"])]
+)
+def test_a_repair_that_a_process_cannot_do_is_refused_where_it_is_first_needed(processes, repair, refused):
+    """No process knows what partial sums a ring carries, to protect the strongest."""
+    processes(3, on_rank_refuse, repair, refused)
 
 
 def on_rank_stay_reliable() -> tuple[list[str], list[str], bool]:
@@ -180,13 +178,12 @@ def on_rank_stay_reliable() -> tuple[list[str], list[str], bool]:
     return wrong, whole, untouched
 
 
-def test_what_is_reliable_loses_nothing_and_advances_no_link(processes: Callable) -> None:
+def test_what_is_reliable_loses_nothing_and_advances_no_link(processes):
     """And, as a control, two packets outside `reliable()` are lost by every lossy operation."""
     assert processes(2, on_rank_stay_reliable) == [([], [], True)] * 2
 
 
 def on_rank_keep_saved_tensors() -> list[float]:
-    """Gradients through the exponential, whose backward needs its result, after that was sent."""
     ltp.init_process_group(network(1.0))
     gradients = []
     for name in ("send", "all_to_all", "all_to_all, list", "reduce_scatter", "reduce_scatter, list", "all_gather"):
@@ -198,7 +195,7 @@ def on_rank_keep_saved_tensors() -> list[float]:
     return gradients
 
 
-def test_what_autograd_saved_survives_being_sent(processes: Callable) -> None:
+def test_what_autograd_saved_survives_being_sent(processes):
     assert processes(2, on_rank_keep_saved_tensors) == [[100.0] * 6] * 2
 
 
@@ -222,7 +219,7 @@ def on_rank_use_sub_groups() -> tuple[list[str], list[list[int]], list[list], Co
     return wrong, [dist.get_process_group_ranks(group) for group in groups], sums, lossy.counters
 
 
-def test_sub_groups_have_global_ranks_and_streams_of_their_own(processes: Callable) -> None:
+def test_sub_groups_have_global_ranks_and_streams_of_their_own(processes):
     wrongs, groups, sums, counted = zip(*processes(4, on_rank_use_sub_groups), strict=True)
     assert list(wrongs) == [[]] * 4
     assert groups[3] == [[1, 3], [2, 3], [1, 3]]
@@ -242,7 +239,6 @@ def test_sub_groups_have_global_ranks_and_streams_of_their_own(processes: Callab
 
 
 def on_rank_count() -> Counters:
-    """Only the link 0 -> 1 loses, and all."""
     lossy = ltp.LossyNetwork({(0, 1): ltp.Bernoulli(loss_rate=1.0)}, wire=WIRE)
     ltp.init_process_group(lossy)
     dist.all_reduce(torch.ones(50))
@@ -265,7 +261,7 @@ def on_rank_count() -> Counters:
     return lossy.counters
 
 
-def test_packets_are_counted_as_sizes_and_mtu_say(processes: Callable) -> None:
+def test_packets_are_counted_as_sizes_and_mtu_say(processes):
     merged = Counters()
     for counters in processes(2, on_rank_count):
         merged.merge(counters)
@@ -285,44 +281,11 @@ def test_packets_are_counted_as_sizes_and_mtu_say(processes: Callable) -> None:
         ("all_reduce", "backward", "0@0", 0, 1): (1, 1),  # chunks of 5 and 4
         ("all_reduce", "backward", "0@0", 1, 0): (1, 0),
     }
-    assert merged.summary("training")["messages"] == {
-        "called": 9,
-        "lossy": 7,  # not what rank 1 sent by itself
-        "by_direction": {"forward": {"called": 7, "lossy": 6}, "backward": {"called": 2, "lossy": 1}},
-        "by_operation": {
-            "all_gather": {"called": 1, "lossy": 1},
-            "all_reduce": {"called": 3, "lossy": 3},
-            "all_to_all": {"called": 2, "lossy": 1},
-            "reduce_scatter": {"called": 1, "lossy": 1},
-            "send": {"called": 2, "lossy": 1},
-        },
-    }
-
-
-def on_rank_run_everything(seed: int, evaluate: bool) -> tuple[list[list], list[list]]:
-    """Of two rounds in training, with an evaluation in between."""
-    lossy = network(seed=seed)
-    ltp.init_process_group(lossy)
-
-    def results() -> list[list]:
-        return [torch.cat(run(torch.ones(400), dist.group.WORLD)).tolist() for run, _ in LOSSY.values()]
-
-    training = results()
-    with lossy.evaluation(step=1):
-        evaluation = results() if evaluate else []
-    return training + results(), evaluation
-
-
-def test_the_same_seed_loses_the_same_and_evaluation_shifts_nothing(processes: Callable) -> None:
-    def run(seed: int, evaluate: bool = False) -> Any:
-        return zip(*processes(2, on_rank_run_everything, seed, evaluate), strict=True)
-
-    training, _ = run(3)
-    assert next(run(3)) == training != next(run(4))
-    evaluated, evaluation = run(3, evaluate=True)
-    assert evaluated == training
-    for during, around in zip(evaluation, training, strict=True):
-        assert during not in (around[: len(LOSSY)], around[len(LOSSY) :])
+    messages = merged.summary("training")["messages"]
+    assert (messages["called"], messages["lossy"]) == (9, 7), "not what rank 1 sent by itself"
+    assert messages["by_direction"] == {"forward": {"called": 7, "lossy": 6}, "backward": {"called": 2, "lossy": 1}}
+    called = {"all_gather": 1, "all_reduce": 3, "all_to_all": 2, "reduce_scatter": 1, "send": 2}
+    assert {name: each["called"] for name, each in messages["by_operation"].items()} == called
 
 
 def on_rank_send_odd_tensors() -> dict[str, Any]:
@@ -348,7 +311,7 @@ def on_rank_send_odd_tensors() -> dict[str, Any]:
     }
 
 
-def test_odd_tensors_lose_what_they_must(processes: Callable) -> None:
+def test_odd_tensors_lose_what_they_must(processes):
     """Of (50, 40) elements each rank owns half of the rows. What is lost is no step of autograd."""
     answers = processes(2, on_rank_send_odd_tensors)
     for rank, answer in enumerate(answers):
@@ -390,13 +353,12 @@ def on_rank_begin(gathers: bool) -> list[bool]:
 
 
 @pytest.mark.parametrize("gathers", [False, True], ids=["sums", "gathers"])
-def test_an_asynchronous_operation_loses_once_and_in_the_order_of_the_calls(processes: Callable, gathers: bool) -> None:
+def test_an_asynchronous_operation_loses_once_and_in_the_order_of_the_calls(processes, gathers):
     """Whether it was waited for, its future was, or it was asked until it had ended."""
     assert processes(2, on_rank_begin, gathers) == [[True] * 4] * 2
 
 
 def on_rank_leave_the_waiting_to_torch() -> list[bool]:
-    """Hand each handle to C++ and forget it, as DDP's join does."""
     ltp.init_process_group(network(1.0), reliable_gather=False)
     group: Any = dist.group.WORLD
     x_N, gathered_N, pieces = torch.ones(100), torch.ones(200), [torch.ones(100), torch.ones(100)]
@@ -414,13 +376,12 @@ def on_rank_leave_the_waiting_to_torch() -> list[bool]:
     return [*answers, not group._under_way]
 
 
-def test_cplusplus_can_wait_for_a_handle_that_python_has_forgotten(processes: Callable) -> None:
+def test_cplusplus_can_wait_for_a_handle_that_python_has_forgotten(processes):
     """A handle whose Python half is gone would wait for ever."""
     assert processes(2, on_rank_leave_the_waiting_to_torch) == [[True] * 5] * 2
 
 
 def on_rank_ask_for_results() -> list:
-    """Values of the future and of `result()`, of several operations as one."""
     ltp.init_process_group(network(0.0))
     group: Any = dist.group.WORLD
     answers = []
@@ -434,7 +395,7 @@ def on_rank_ask_for_results() -> list:
     return answers
 
 
-def test_a_handle_of_several_has_their_results(processes: Callable) -> None:
+def test_a_handle_of_several_has_their_results(processes):
     each = [[1.0, 2.0, 3.0, 4.0], [True, True, None]] * 2
     assert processes(2, on_rank_ask_for_results) == [each] * 2
 
@@ -452,7 +413,144 @@ class _FakeWork:
 
 
 @pytest.mark.parametrize(("done", "all_done"), [([True, True], True), ([False, True], False), ([True, False], False)])
-def test_one_handle_of_several_waits_for_each(done: list[bool], all_done: bool) -> None:
+def test_one_handle_of_several_waits_for_each(done, all_done):
     works: Any = [_FakeWork(each) for each in done]
     assert Then(works, [], set()).wait() == Then(works, [], set()).is_completed() == all_done
     assert [work.waited for work in works] == [1, 1]
+
+
+def start(backend: str) -> None:
+    if backend == "gloo":
+        dist.init_process_group("gloo")
+    else:
+        ltp.init_process_group(network(0.0), reliable_gather=backend == "lossy")
+
+
+def tiny_model(*, buffers: bool = False, rank: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(rank)
+        return nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32) if buffers else nn.Tanh(), nn.Linear(32, 6))
+
+
+def data() -> Tensor:
+    return torch.randn(8, 12, generator=torch.Generator().manual_seed(dist.get_rank()))
+
+
+def total(tensors: Any) -> float:
+    return sum(tensor.double().sum().item() for tensor in tensors)
+
+
+def state_dict_of_rank_0() -> list[float]:
+    model = tiny_model()
+    given = dict(tiny_model(rank=5).state_dict()) if dist.get_rank() == 0 else {}
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    set_model_state_dict(model, given, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    return [total(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)).values())]
+
+
+def full_state_dict_of_fsdp() -> list[float]:
+    model = FullyShardedDataParallel(tiny_model(), device_id=torch.device("cpu"))
+    model(data()).sum().backward()
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        return [total(model.state_dict().values())]
+
+
+def sparse_sum() -> list[float]:
+    x_N = torch.sparse_coo_tensor([[dist.get_rank(), 30]], [1.0, 2.0], (100,))
+    dist.all_reduce(x_N)
+    return x_N.to_dense().tolist()
+
+
+def sparse_embedding() -> list[float]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Embedding(40, 12, sparse=True))
+    model(torch.tensor([dist.get_rank(), 3])).square().sum().backward()
+    gradient: Any = model.module.weight.grad
+    return gradient.to_dense().flatten().tolist()
+
+
+def join_uneven_inputs() -> list[float]:
+    model = DistributedDataParallel(tiny_model())
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(2 + dist.get_rank()):
+            model(data()).square().sum().backward()
+    return [total(parameter.grad for parameter in model.parameters())]
+
+
+def compiled(*, static_graph: bool) -> list[float]:
+    torch._dynamo.reset()
+    model = DistributedDataParallel(tiny_model(buffers=True), static_graph=static_graph)
+    run = torch.compile(model, backend="aot_eager")
+    for _ in range(2):
+        run(data()).square().sum().backward()
+    return [total(parameter.grad for parameter in model.parameters()), total(model.buffers())]
+
+
+def profiled() -> list[str]:
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        dist.all_reduce(torch.ones(60))
+        dist.all_gather_into_tensor(torch.ones(120), torch.ones(60))
+        dist.broadcast(torch.ones(60), 0)
+    return sorted({event.name for event in record.events() if event.name.startswith(("gloo:", "c10d::"))})
+
+
+def monitored_barriers() -> list[str]:
+    dist.monitored_barrier()
+    dist.monitored_barrier(dist.new_group([0, 1]), timedelta(seconds=30), wait_all_ranks=True)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7))
+    group: Any = dist.group.WORLD
+    told = [str(group._get_backend(torch.device("cpu")).options._timeout)]
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
+            dist.monitored_barrier(timeout=timedelta(milliseconds=50))
+    return told
+
+
+FEATURES: dict[str, Callable[[], list]] = {
+    "a state dict of rank 0": state_dict_of_rank_0,
+    "FSDP's full state dict": full_state_dict_of_fsdp,
+    "a sparse sum": sparse_sum,
+    "DDP with a sparse embedding": sparse_embedding,
+    "DDP with uneven inputs": join_uneven_inputs,
+    "DDP compiled, with buffers": lambda: compiled(static_graph=False),
+    "DDP compiled, with buffers and a static graph": lambda: compiled(static_graph=True),
+    "a profile": profiled,
+    "monitored barriers and a timeout": monitored_barriers,
+}
+
+
+def on_rank_run(name: str, backend: str) -> list:
+    start(backend)
+    return FEATURES[name]()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["lossy", "lossy gather"])
+@pytest.mark.parametrize("name", FEATURES)
+def test_without_losses_it_is_as_over_gloo(processes, name, backend):
+    assert processes(2, on_rank_run, name, backend) == processes(2, on_rank_run, name, "gloo")
+
+
+def on_rank_sum_sparse_ones() -> float:
+    ltp.init_process_group(network(1.0))
+    x_N = torch.sparse_coo_tensor([list(range(100))], torch.ones(100), (100,))
+    dist.all_reduce(x_N, group=new_group(network(1.0), algorithm="sender"))
+    return x_N.to_dense().sum().item()
+
+
+def test_a_sparse_sum_is_reliable(processes):
+    assert processes(2, on_rank_sum_sparse_ones) == [200.0] * 2
+
+
+def on_rank_join_over_losses() -> tuple[float, int]:
+    lossy = network(0.3)
+    ltp.init_process_group(lossy, reliable_gather=False)
+    return join_uneven_inputs()[0], lossy.summary("training")["lost"]
+
+
+def test_uneven_inputs_end_over_losses_too(processes):
+    """DDP keeps only the C++ half of the handles of joined ranks."""
+    for gradients, lost in processes(2, on_rank_join_over_losses):
+        assert math.isfinite(gradients)
+        assert lost > 0

@@ -24,7 +24,7 @@ def lossy_sum(rows_RN: torch.Tensor, *, device: str, loss_rate: float, repair: s
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring", "switch"])
 @pytest.mark.parametrize("repair", REPAIRS)
-def test_a_sum_on_a_gpu_lacks_what_it_lacks_on_the_cpu(repair: str, algorithm: str) -> None:
+def test_a_sum_on_a_gpu_lacks_what_it_lacks_on_the_cpu(repair, algorithm):
     rows_RN = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
     settings = {"repair": repair, "algorithm": algorithm}
     on_gpu, on_cpu = (lossy_sum(rows_RN, device=device, loss_rate=0.3, **settings) for device in ("cuda", "cpu"))

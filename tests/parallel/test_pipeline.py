@@ -31,7 +31,7 @@ from tests.parallel.conftest import (
     tiny_batch,
     tiny_gpt2,
 )
-from tests.parallel.distributed_models import WIRE, network
+from tests.parallel.distributed_models import network
 from tests.parallel.families import FAMILIES, GATHERING, tiny
 
 BLOCKS = 3  # on two stages, one has two of them
@@ -66,7 +66,7 @@ def loss_of(dense: Any, logits: Tensor, batch: dict[str, Tensor], kind: str) -> 
         *((family, "classifier") for family in ("gpt2", "llama", "gemma2", "phi")),
     ],
 )
-def test_stages_one_after_the_other_compute_what_the_dense_model_does(family: str, kind: str) -> None:
+def test_stages_one_after_the_other_compute_what_the_dense_model_does(family, kind):
     dense, batch = decoder(family, kind), tiny_batch(kind, padded=True)
     expected = gradients(dense, batch)
     stages = stages_of(dense, 2)
@@ -89,13 +89,13 @@ def test_stages_one_after_the_other_compute_what_the_dense_model_does(family: st
 
 
 @pytest.mark.parametrize("number", [1, BLOCKS])
-def test_from_one_stage_to_as_many_as_blocks(number: int) -> None:
+def test_from_one_stage_to_as_many_as_blocks(number):
     dense, batch = decoder("gemma2", "language model"), tiny_batch()  # its blocks take turns in what they attend to
     assert relative_error(run_stages(stages_of(dense, number), batch), dense(**batch).logits) < 1e-12
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_checkpointed_stage_recomputes_each_microbatch_with_what_it_received(family: str) -> None:
+def test_a_checkpointed_stage_recomputes_each_microbatch_with_what_it_received(family):
     """Both microbatches go forward before either goes backward, as in GPipe."""
     plain, checkpointed = (Stage(decoder(family, "classifier"), 1, 2) for _ in range(2))
     checkpointed.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -114,14 +114,13 @@ def test_a_checkpointed_stage_recomputes_each_microbatch_with_what_it_received(f
         assert torch.equal(gradient, other)
 
 
-def test_a_tensor_parallel_decoder_is_cut_into_stages_too() -> None:
+def test_a_tensor_parallel_decoder_is_cut_into_stages_too():
     dense, batch = decoder("llama", "language model"), tiny_batch(padded=True)
     parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=4)
     assert relative_error(run_stages(stages_of(parallel, 2), batch), dense(**batch).logits) < 1e-12
 
 
-def test_a_stage_takes_its_blocks_over_and_leaves_the_others() -> None:
-    """Nothing holds two copies of them."""
+def test_a_stage_takes_its_blocks_over_and_leaves_the_others():
     model = decoder("llama", "classifier")
     kept = {id(parameter) for parameter in Stage(model, 1, 3).parameters()}
     for number, block in enumerate(blocks_of(model)):
@@ -129,7 +128,7 @@ def test_a_stage_takes_its_blocks_over_and_leaves_the_others() -> None:
     assert len(kept) == len(list(model.model.layers[1].parameters())), "no embedding, norm or head"
 
 
-def test_the_exact_adjoint_sends_no_gradient_for_what_did_not_arrive() -> None:
+def test_the_exact_adjoint_sends_no_gradient_for_what_did_not_arrive():
     ids = tiny_batch()["input_ids"]
     hidden_BTD = torch.randn(
         len(ids), NUM_TOKENS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
@@ -157,13 +156,12 @@ def test_the_exact_adjoint_sends_no_gradient_for_what_did_not_arrive() -> None:
     ],
     ids=["no head", "too few blocks"],
 )
-def test_what_cannot_be_cut_is_refused(model: Any, error: type[Exception], message: str) -> None:
+def test_what_cannot_be_cut_is_refused(model, error, message):
     with pytest.raises(error, match=f"^{message}"):
         Stage(model(), 0, 4)
 
 
 NUM_MICROBATCHES = 3
-ROOM = (WIRE.mtu_bytes - WIRE.header_bytes) // 8  # elements of float64 in a packet
 # by stages and blocks: the first block of each stage and of the next
 STAGES = {(2, 3): (0, 2, 3), (2, 2): (0, 1, 2), (3, 3): (0, 1, 2, 3), (3, 4): (0, 1, 3, 4)}
 
@@ -182,11 +180,7 @@ def batch_of(
 
 
 def batches_of(kind: str = "classifier") -> list[dict[str, Tensor]]:
-    """Batches to train on, one after another.
-
-    The third one is of the first one's shape, with other padding in each example and so, in each microbatch, with other
-    numbers of tokens to predict. The microbatches do not divide the last.
-    """
+    """The third is of the first's shape, with other padding: so with other numbers of tokens in a microbatch."""
     sizes: list[Any] = [((6,), {}), ((3, 5), {}), ((6,), {"padded": True}), ((7,), {})]
     return [batch_of(*size, kind=kind, **how) for size, how in sizes]
 
@@ -253,15 +247,11 @@ def without(batch: dict[str, Tensor], *names: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("num_stages", "num_blocks"), STAGES)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_without_losses_losses_gradients_and_logits_equal_dense(
-    processes: Callable, schedule: str, num_stages: int, num_blocks: int
-) -> None:
+def test_without_losses_losses_gradients_and_logits_equal_dense(processes, schedule, num_stages, num_blocks):
     dense = classifier(num_blocks)
     answers = processes(num_stages, on_rank_train, schedule, num_blocks, 0.0)
     assert [answer["last"] for answer in answers] == [False] * (num_stages - 1) + [True]
-    assert [answer["stages"] for answer in answers] == [2] * num_stages, (
-        "of training and of evaluation, the last batch's"
-    )
+    assert [answer["stages"] for answer in answers] == [2] * num_stages, "of training and of evaluation"
     assert answers[-1]["order"][: 2 * NUM_MICROBATCHES] == {"gpipe": "FFFBBB", "1f1b": "FBFBFB"}[schedule]
     for index, batch in enumerate(BATCHES):
         expected = gradients(dense, batch)
@@ -282,7 +272,7 @@ def test_without_losses_losses_gradients_and_logits_equal_dense(
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_language_model_too_with_a_head_that_is_tied_to_the_embeddings(processes: Callable, schedule: str) -> None:
+def test_a_language_model_too_with_a_head_that_is_tied_to_the_embeddings(processes, schedule):
     kind = "language model"
     dense = tiny_gpt2(kind, n_layer=3)
     answers = processes(2, on_rank_train, schedule, 3, 0.0, kind)
@@ -303,41 +293,28 @@ def test_a_language_model_too_with_a_head_that_is_tied_to_the_embeddings(process
     assert relative_error(answers[1]["logits"][1], logits) < 1e-12
 
 
-def packets(batch: dict[str, Tensor], num_microbatches: int) -> int:
-    """Of one batch's activations on one link: each microbatch is a message of its own."""
-    examples, tokens = batch["input_ids"].shape
-    return num_microbatches * -(-(examples // num_microbatches * tokens * WIDTH) // ROOM)
-
-
 @pytest.mark.parametrize(("num_stages", "num_blocks"), [(2, 3), (3, 4)])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_activations_lose_packets_on_the_way_up_and_their_gradients_on_the_way_down(
-    processes: Callable, schedule: str, num_stages: int, num_blocks: int
-) -> None:
+def test_with_losses_the_same_comparison_fails_by_far(processes, schedule, num_stages, num_blocks):
+    """`training/test_parallelism.py` counts the packets of training; evaluation sends activations alone."""
     dense = classifier(num_blocks)
     answers = processes(num_stages, on_rank_train, schedule, num_blocks, 0.1)
-    trained = sum(packets(batch, NUM_MICROBATCHES) for batch in BATCHES[:-1]) + packets(BATCHES[-1], 1)
-    evaluated = sum(packets(batch, 1) for batch in [*EVALUATED, BATCHES[2]])
     for stage, answer in enumerate(answers):
-        ways = {("forward", stage + 1): trained, ("backward", stage - 1): trained}
-        expected = {way: number for way, number in ways.items() if 0 <= way[1] < num_stages}
-        assert {(row["direction"], row["dst"]): row["packets"] for row in answer["sent"]} == expected
-        assert {(row["operation"], row["src"]) for row in answer["sent"]} == {("send", stage)}
-        assert all(0.05 < row["lost"] / row["packets"] < 0.15 for row in answer["sent"])
-        if stage < num_stages - 1:
-            expected["forward", stage + 1] += evaluated
-        assert {(row["direction"], row["dst"]): row["packets"] for row in answer["sent in all"]} == expected
+        ways = {("forward", stage + 1), ("backward", stage - 1)}
+        assert {(row["direction"], row["dst"]) for row in answer["sent"]} == {
+            way for way in ways if 0 <= way[1] < num_stages
+        }
+        rows = [{row["direction"]: row["packets"] for row in answer[name]} for name in ("sent", "sent in all")]
+        assert {way for way, number in rows[1].items() if number > rows[0][way]} == (
+            {"forward"} if stage < num_stages - 1 else set()
+        )
     for index, batch in enumerate(BATCHES):
-        expected_gradients = gradients(dense, batch)
-        for answer in answers:
-            part = answer["gradients"][index]
-            assert gradient_error(part, {name: expected_gradients[name] for name in part}) > 0.01
+        expected = gradients(dense, batch)
+        for part in (answer["gradients"][index] for answer in answers):
+            assert gradient_error(part, {name: expected[name] for name in part}) > 0.01
     with torch.no_grad():
         logits = dense(**without(EVALUATED[1], "labels")).logits
     assert relative_error(answers[-1]["logits"][1], logits) > 0.01
-
-
-# --- what is refused
 
 
 def pipeline(model: Any, num_stages: int, schedule: str = "gpipe", num_microbatches: int = 4) -> Pipeline:
@@ -346,7 +323,7 @@ def pipeline(model: Any, num_stages: int, schedule: str = "gpipe", num_microbatc
     return Pipeline(model, stages, schedule=schedule, num_microbatches=num_microbatches, device=device)  # type: ignore[arg-type]
 
 
-def test_too_few_microbatches_are_refused() -> None:
+def test_too_few_microbatches_are_refused():
     with pytest.raises(ValueError, match=r"^pipeline_microbatches = 2 "):
         pipeline(classifier(3), 3, "1f1b", 2)
     assert pipeline(classifier(3), 3, "1f1b", 3).is_last, "control: the bounds themselves are allowed"

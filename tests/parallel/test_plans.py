@@ -1,7 +1,6 @@
 """Plans: a family that nobody listed, plans by hand, what a plan cannot do; models deferred until they are sharded."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,11 +19,8 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutput
 
 import lossytp as ltp
-from lossytp.parallel.data_parallel import FlatFSDP
-from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear
 from lossytp.parallel.plans import GPT2_PLAN, blocks_of, deferred, plan_of, values_of
 from tests.parallel.conftest import bernoulli, gradient_error, gradients, relative_error, tiny_batch, tiny_gpt2
-from tests.parallel.distributed_models import join, network, whole_of_pieces
 from tests.parallel.families import FAMILIES, SIZES, shifted, tiny
 
 WIDTH, HEADS, VOCABULARY = 32, 4, 97
@@ -35,11 +31,8 @@ class StrangerConfig(PreTrainedConfig):
 
     model_type = "stranger"
     base_model_tp_plan = {  # noqa: RUF012
-        "stages.*.attending.ask": "colwise",
-        "stages.*.attending.tell": "colwise",
-        "stages.*.attending.out": "rowwise",
-        "stages.*.thinking.wide": "colwise",
-        "stages.*.thinking.narrow": "rowwise",
+        **{f"stages.*.{name}": "colwise" for name in ("attending.ask", "attending.tell", "thinking.wide")},
+        **{f"stages.*.{name}": "rowwise" for name in ("attending.out", "thinking.narrow")},
     }
     num_attention_heads = HEADS
 
@@ -116,7 +109,7 @@ def stranger() -> PreTrainedModel:
 
 @pytest.mark.parametrize("how", [{}, {"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_family_that_nobody_listed_works_by_its_plan(size: int, how: dict) -> None:
+def test_a_family_that_nobody_listed_works_by_its_plan(size, how):
     dense, batch = stranger(), tiny_batch()
     expected, logits = gradients(dense, batch), dense(**batch).logits
     for loss_rate, close in ((0.0, True), (0.1, False)):
@@ -129,24 +122,7 @@ def test_a_family_that_nobody_listed_works_by_its_plan(size: int, how: dict) -> 
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in dense.state_dict().items())
 
 
-def test_layers_with_and_without_bias_are_not_computed_as_one() -> None:
-    attending = ltp.parallelize(stranger(), bernoulli(0.0), tensor_parallel_size=2).body.stages[0].attending
-    assert isinstance(attending.ask, ColumnParallelLinear)
-    assert isinstance(attending.tell, ColumnParallelLinear)
-    llama = ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2).model.layers[0]
-    assert [type(layer) for layer in (llama.self_attn.q_proj, llama.self_attn.v_proj)] == [Projection] * 2
-    assert isinstance(llama.mlp.down_proj, RowParallelLinear)
-
-
-def test_a_projection_with_another_input_is_computed_anew() -> None:
-    attention = ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2).model.layers[0].self_attn
-    dense = tiny("llama").model.layers[0].self_attn
-    x, other = torch.randn(2, 3, 5, 64, dtype=torch.float64)
-    for name, given in (("q_proj", x), ("k_proj", other), ("v_proj", x), ("v_proj", x), ("k_proj", x)):
-        assert relative_error(getattr(attention, name)(given), getattr(dense, name)(given)) < 1e-12, name
-
-
-def test_a_projection_is_computed_anew_if_input_or_weight_changed() -> None:
+def test_a_projection_is_computed_anew_if_input_or_weight_changed():
     parallel = ltp.parallelize(tiny("qwen2"), bernoulli(0.0), tensor_parallel_size=2)
     attention, x = parallel.model.layers[0].self_attn, torch.randn(2, 5, 64, dtype=torch.float64)
     fused = attention.q_proj.layer
@@ -177,7 +153,7 @@ STABLELM = {
 }
 
 
-def test_a_plan_by_hand_shards_a_model_that_carries_none() -> None:
+def test_a_plan_by_hand_shards_a_model_that_carries_none():
     dense, batch = tiny("stablelm", hidden_dropout=0.0), tiny_batch()
     with pytest.raises(TypeError, match="StableLmForCausalLM has no tensor-parallel plan: give plan, such as"):
         ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=2)
@@ -188,8 +164,7 @@ def test_a_plan_by_hand_shards_a_model_that_carries_none() -> None:
 
 
 @pytest.mark.parametrize("how", [{}, {"reliable_gather": False}], ids=str)
-def test_half_a_plan_shards_half_a_model(how: dict) -> None:
-    """Attention stays dense and on every rank."""
+def test_half_a_plan_shards_half_a_model(how):
     mlp = {pattern: style for pattern, style in GPT2_PLAN.items() if ".mlp." in pattern}
     dense, batch = tiny_gpt2(), tiny_batch()
     parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=4, plan=mlp, **how)
@@ -198,8 +173,7 @@ def test_half_a_plan_shards_half_a_model(how: dict) -> None:
     assert set(network.report()["module"]) == {"mlp"}
 
 
-def test_a_plan_for_the_mlp_alone_asks_nothing_of_heads() -> None:
-    """The model's two key-value heads are not sharded."""
+def test_a_plan_for_the_mlp_alone_asks_nothing_of_heads():
     mlp = {pattern: style for pattern, style in plan_of(tiny("llama")).items() if ".mlp." in pattern}
     dense, batch = tiny("llama", num_key_value_heads=2), tiny_batch()
     parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=4, plan=mlp)
@@ -211,7 +185,7 @@ def test_a_plan_for_the_mlp_alone_asks_nothing_of_heads() -> None:
 GEMMA4 = {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97}
 
 
-def test_the_blocks_and_plan_of_every_model() -> None:
+def test_the_blocks_and_plan_of_every_model():
     assert plan_of(tiny_gpt2()) == GPT2_PLAN
     assert plan_of(tiny("llama")) == AutoConfig.for_model("llama").base_model_tp_plan
     for model, blocks in ((tiny_gpt2(), 2), (tiny("gpt_neox"), 2), (stranger(), 3)):
@@ -220,12 +194,9 @@ def test_the_blocks_and_plan_of_every_model() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_blocks_that_use_the_keys_of_an_earlier_block_share_its_copies(size: int) -> None:
-    few = {
-        "num_hidden_layers": 4,
-        "num_kv_shared_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-    }
+def test_blocks_that_use_the_keys_of_an_earlier_block_share_its_copies(size):
+    kinds = ["sliding_attention", "full_attention"] * 2
+    few = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": kinds}
     dense = tiny("gemma4_text", num_key_value_heads=2, **GEMMA4 | few).eval()
     parallel, ids = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=size), tiny_batch()["input_ids"]
     assert relative_error(parallel(input_ids=ids).logits, dense(input_ids=ids).logits) < 1e-6
@@ -234,7 +205,7 @@ def test_blocks_that_use_the_keys_of_an_earlier_block_share_its_copies(size: int
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_blocks_may_have_different_numbers_of_key_value_heads(size: int) -> None:
+def test_blocks_may_have_different_numbers_of_key_value_heads(size):
     kinds = ["sliding_attention", "full_attention"]
     few = {"num_global_key_value_heads": 1, "attention_k_eq_v": True, "layer_types": kinds}
     dense = tiny("gemma4_text", num_key_value_heads=4, **GEMMA4 | few).eval()
@@ -242,7 +213,7 @@ def test_blocks_may_have_different_numbers_of_key_value_heads(size: int) -> None
     assert relative_error(parallel(input_ids=ids).logits, dense(input_ids=ids).logits) < 1e-6
 
 
-def test_attention_that_ignores_the_number_of_key_value_heads_has_no_copies() -> None:
+def test_attention_that_ignores_the_number_of_key_value_heads_has_no_copies():
     dense = tiny("hrm_text", num_key_value_heads=2).eval()
     parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=8)
     ids = tiny_batch()["input_ids"]
@@ -263,22 +234,13 @@ STREAMS = {"reliable_gather": False}
         ({f"model.{pattern}": style for pattern, style in STABLELM.items()}, ValueError, "and without 'model.'"),
         ({**STABLELM, "layers.*.mlp.gate": "colwise"}, ValueError, "the plan's pattern 'layers.*.mlp.gate'"),
         ({}, ValueError, "names no module of LlamaForCausalLM"),
-        (
-            {"layers.*.mlp.up_proj": "colwise"},
-            ValueError,
-            "the plan shards block 0's mlp not both by outputs and by in",
-        ),
-        (
-            {"layers.*.input_layernorm": "replicated_with_grad_allreduce"},
-            ValueError,
-            "not both by outputs and by inputs",
-        ),
-        ({**STABLELM, "layers.*.mlp.up_proj": "colwise:x"}, ValueError, "style = 'colwise:x' of layers.0.mlp.up_proj"),
-        ({**STABLELM, "layers.*.mlp.up_proj": "colwise:0"}, ValueError, "style = 'colwise:0' of layers.0.mlp.up_proj"),
+        ({"layers.*.mlp.up_proj": "colwise"}, ValueError, "not both by outputs and by inputs"),
+        ({"layers.*.input_layernorm": "replicated_with_grad_allreduce"}, ValueError, "not both by outputs and by in"),
+        *(({**STABLELM, "layers.*.mlp.up_proj": f"colwise:{x}"}, ValueError, f"style = 'colwise:{x}'") for x in "x0"),
         ({"layers.*.mlp.act_fn": "colwise"}, TypeError, "layers.0.mlp.act_fn is of type SiLUActivation"),
     ],
 )
-def test_a_plan_that_does_not_fit_is_refused(plan: Any, error: type[Exception], message: str) -> None:
+def test_a_plan_that_does_not_fit_is_refused(plan, error, message):
     with pytest.raises(error, match=re.escape(message)):
         ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2, plan=plan)
 
@@ -286,41 +248,29 @@ def test_a_plan_that_does_not_fit_is_refused(plan: Any, error: type[Exception], 
 @pytest.mark.parametrize(
     ("family", "changes", "how", "message"),
     [
-        (
-            "mixtral",
-            {},
-            {"plan": dict.fromkeys(["layers.*.mlp.experts"], "ep_dispatch_experts")},
-            "style = 'ep_dispatch_",
-        ),
+        ("mixtral", {}, {"plan": {"layers.*.mlp.experts": "ep_dispatch_experts"}}, "style = 'ep_dispatch_"),
         ("mixtral", {}, {"plan": MIXTRAL}, "style = 'packed_rowwise' of layers.0.mlp.experts.gate_up_proj"),
         ("mixtral", {}, {"plan": UNEVEN}, "slices of different units of layers.0.mlp.experts"),
         ("mixtral", {"intermediate_size": 97}, {}, "tensor_parallel_size = 2 does not divide the 97 units"),
-        ("mixtral", {}, {**STREAMS, "own_copies": True}, "own_copies = True for MixtralForCausalLM"),
-        ("qwen3", {}, {**STREAMS, "own_copies": True}, "own_copies = True for Qwen3ForCausalLM"),
+        *((family, {}, {**STREAMS, "own_copies": True}, "own_copies = True") for family in ("mixtral", "qwen3")),
         ("doge", {}, {}, "layers.0.self_attn of DogeForCausalLM has parameters of its own (A)"),
-        (
-            "llama",
-            {"num_attention_heads": 12, "hidden_size": 96},
-            {"tensor_parallel_size": 6},
-            "choose one of 2, 4, 12",
-        ),
+        ("llama", {"num_attention_heads": 12, "hidden_size": 96}, {"tensor_parallel_size": 6}, "one of 2, 4, 12"),
         ("starcoder2", {"residual_dropout": 0.1}, STREAMS, "residual_dropout = 0.1"),
     ],
 )
-def test_what_a_plan_cannot_do_is_refused(family: str, changes: dict, how: dict, message: str) -> None:
+def test_what_a_plan_cannot_do_is_refused(family, changes, how, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         ltp.parallelize(tiny(family, **changes), bernoulli(0.0), **{"tensor_parallel_size": 2} | how)
 
 
 def with_adapters() -> PreTrainedModel:
-    """A Llama with what peft puts in the place of a linear layer."""
     model = tiny("llama")
     model.model.layers[0].self_attn.q_proj.lora_A = nn.ModuleDict()
     return model
 
 
 @pytest.mark.parametrize("model", [with_adapters, lambda: tiny("llama").model])
-def test_models_with_adapters_or_without_a_head_are_refused(model: Callable) -> None:
+def test_models_with_adapters_or_without_a_head_are_refused(model):
     with pytest.raises(TypeError, match=r"^Llama(ForCausalLM has adapters|Model cannot)"):
         ltp.parallelize(model(), bernoulli(0.0), tensor_parallel_size=2)
 
@@ -347,7 +297,7 @@ def both(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 @pytest.mark.parametrize("family", DEFERRED)
-def test_a_deferred_model_draws_the_dense_models_weights(family: str) -> None:
+def test_a_deferred_model_draws_the_dense_models_weights(family):
     dense, model = both(family)
     expected = dict(dense.named_parameters())
     before = torch.get_rng_state()
@@ -360,7 +310,7 @@ def test_a_deferred_model_draws_the_dense_models_weights(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", DEFERRED)
-def test_tensor_parallel_shards_are_the_dense_models(family: str) -> None:
+def test_tensor_parallel_shards_are_the_dense_models(family):
     dense, model = both(family)
     sharded = ltp.parallelize(model, bernoulli(0.0), tensor_parallel_size=2)
     assert not any(parameter.is_meta for parameter in sharded.parameters())
@@ -374,8 +324,6 @@ def test_tensor_parallel_shards_are_the_dense_models(family: str) -> None:
 
 
 class Replaced(nn.Module):
-    """Makes weights and drops them, as a model whose layers are exchanged while it is built."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer: Any = None
@@ -385,7 +333,7 @@ class Replaced(nn.Module):
             self.layer = nn.Linear(3, 3)
 
 
-def test_a_weight_is_not_drawn_as_one_that_was_dropped_before_it() -> None:
+def test_a_weight_is_not_drawn_as_one_that_was_dropped_before_it():
     with torch.random.fork_rng():
         torch.manual_seed(3)
         dense = Replaced()
@@ -396,23 +344,7 @@ def test_a_weight_is_not_drawn_as_one_that_was_dropped_before_it() -> None:
         assert torch.equal(values_of(parameter), expected)
 
 
-def on_rank_shard(family: str) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    """The whole parameters, and this replica's pieces."""
-    layout = join(network(0.0), data_parallel_size=2)
-    _, model = both(family)
-    sharded = FlatFSDP(model, layout.process_group("dp"), blocks=blocks_of(model))
-    return whole_of_pieces(sharded, lambda piece: piece), [unit.shard for unit in sharded.units]
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_replicas_hold_different_shards_of_the_dense_model(processes: Callable, family: str) -> None:
-    dense, _ = both(family)
-    (wholes, first), (_, second) = processes(2, on_rank_shard, family)
-    assert all(torch.equal(wholes[name], parameter) for name, parameter in dense.named_parameters())
-    assert not any(torch.equal(*pair) for pair in zip(first, second, strict=True))
-
-
-def test_a_model_on_the_meta_device_alone_is_refused() -> None:
+def test_a_model_on_the_meta_device_alone_is_refused():
     with torch.device("meta"):
         layer = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"how to draw it is not known: build with deferred\(\)"):

@@ -1,19 +1,15 @@
 """Ranks in processes against virtual ranks: the same training losses, lost packets and weights, and only a shard."""
 
-import gc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers.pytorch_utils import Conv1D
 
 import lossytp as ltp
 from lossytp.network.scope import Counters
 from lossytp.parallel.group import Layout
-from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.replicas import (
     clip_gradients_,
@@ -22,100 +18,15 @@ from lossytp.parallel.replicas import (
     resynchronise_,
     synchronise_gradients_,
 )
-from tests.parallel.conftest import (
-    NUM_EXAMPLES,
-    NUM_LAYERS,
-    NUM_TOKENS,
-    WIDTH,
-    relative_error,
-    tiny_batch,
-    tiny_gpt2,
-    training_losses,
-)
+from tests.parallel.conftest import NUM_EXAMPLES, NUM_LAYERS, NUM_TOKENS, WIDTH, relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import join
+from tests.parallel.families import tiny
 from tests.parallel.sharing_modes import COMBINATIONS, MODES, ON_OWN_STREAMS, WIRE
 
 NUM_STEPS = 20
 
 
-# --- the losses of a recomputed pass, and of evaluation
-
-
-def train_otherwise(how: str) -> tuple[list[float], list]:
-    """Training losses of three steps, and the training links' states and totals after them."""
-    lossy = network()
-    parallel = ltp.parallelize(tiny_gpt2(), lossy, tensor_parallel_size=2)
-    if how == "checkpointed":
-        parallel.activation_checkpointing_enable()
-    losses = []
-    for step in range(3):
-        losses += training_losses(parallel, tiny_batch(), steps=1)
-        if how == "evaluated":
-            with torch.no_grad(), lossy.evaluation(step):
-                parallel(**tiny_batch())
-        elif how == "evaluated outside":
-            with torch.no_grad():
-                parallel(**tiny_batch())
-    return losses, [lossy.state_dict()["links"], lossy.counters.rows("training")]
-
-
-def on_rank_train_otherwise() -> dict[str, tuple[list[float], list]]:
-    join(network(), tensor_parallel_size=2)
-    return {how: train_otherwise(how) for how in ("plain", "checkpointed", "evaluated", "evaluated outside")}
-
-
-def test_neither_checkpointing_nor_evaluation_shifts_the_losses(processes: Callable) -> None:
-    for answer in processes(2, on_rank_train_otherwise):
-        assert answer["checkpointed"] == answer["plain"]
-        assert answer["evaluated"] == answer["plain"]
-        assert answer["evaluated outside"][0] != answer["plain"][0], "control"
-
-
-# --- what a process holds and sends
-
-
-def on_rank_hold(width: int, size: int) -> dict:
-    lossy = network()
-    join(lossy, tensor_parallel_size=size)
-    gc.collect()
-    dense = tiny_gpt2(n_embd=width)
-    convs = [module for module in dense.modules() if isinstance(module, Conv1D)]
-    sizes = {conv.weight.untyped_storage().nbytes() for conv in convs}
-    num_weights = sum(conv.weight.numel() for conv in convs)
-
-    def full_sized() -> int:
-        tensors = [thing for thing in gc.get_objects() if isinstance(thing, Tensor)]
-        return sum(tensor.untyped_storage().nbytes() in sizes for tensor in tensors)
-
-    before = full_sized()
-    parallel = ltp.parallelize(dense, lossy, tensor_parallel_size=size)
-    del dense, convs
-    gc.collect()
-    after = full_sized()
-    training_losses(parallel, tiny_batch(), steps=2)
-    layers = [module for module in parallel.modules() if isinstance(module, ColumnParallelLinear | RowParallelLinear)]
-    return {
-        "full-sized": (before, after, full_sized()),
-        "share": sum(layer.weight.numel() for layer in layers) / num_weights,
-        "columns' biases": sum(layer.bias.numel() for layer in layers if isinstance(layer, ColumnParallelLinear)),
-        "own": all(p.untyped_storage().nbytes() == p.numel() * p.element_size() for p in parallel.parameters()),
-    }
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_process_keeps_its_shard_alone(processes: Callable, size: int) -> None:
-    """An unusual width, so that nothing else is as large as one of the dense weights."""
-    width = 48
-    for answer in processes(2, on_rank_hold, width, size):
-        assert answer["full-sized"] == (4 * NUM_LAYERS, 0, 0)
-        assert answer["share"] == 1 / 2
-        assert answer["columns' biases"] == NUM_LAYERS * (3 + 4) * width / 2
-        assert answer["own"]
-
-
 class Spy:
-    """The process group that carries the sums, which it counts."""
-
     def __init__(self, group: Any) -> None:
         self.group, self.sums = group, []
 
@@ -127,42 +38,19 @@ class Spy:
         self.group.shutdown()
 
 
-def on_rank_send(size: int) -> dict:
+def on_rank_send(size: int) -> list[int]:
     lossy = network()
     join(lossy, tensor_parallel_size=size)
-    dense = tiny_gpt2()
-    with torch.no_grad():
-        for block in dense.transformer.h:
-            block.attn.c_proj.weight.zero_()
-    parallel, outputs = ltp.parallelize(dense, lossy, tensor_parallel_size=size), []
+    parallel = ltp.parallelize(tiny_gpt2(), lossy, tensor_parallel_size=size)
     dist.group.WORLD.wrapped = Spy(dist.group.WORLD.wrapped)
-    for block in parallel.transformer.h:
-        block.attn.c_proj.register_forward_hook(lambda *arguments: outputs.append(arguments[2]))
     parallel(**tiny_batch()).loss.backward()
-    biases = [block.attn.c_proj.bias for block in dense.transformer.h]
-    return {
-        "bias added once": all(
-            torch.equal(*torch.broadcast_tensors(*pair)) for pair in zip(outputs, biases, strict=True)
-        ),
-        "sums": dist.group.WORLD.wrapped.sums,
-        "messages": {
-            tuple(site): (group, called) for _, site, group, called, _ in lossy.counters.state_dict()["messages"]
-        },
-    }
+    return dist.group.WORLD.wrapped.sums
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_each_module_sums_once_each_way_and_adds_its_bias_once(processes: Callable, size: int) -> None:
+def test_each_module_sums_once_each_way(processes, size):
     """In backward that is one message for q, k and v together."""
-    for answer in processes(2, on_rank_send, size):
-        assert answer["bias added once"]
-        assert answer["sums"] == [NUM_EXAMPLES * NUM_TOKENS * WIDTH] * 4 * NUM_LAYERS
-        assert answer["messages"] == {
-            (layer, module, direction, "all_reduce", "reduce"): ("tp", 1)
-            for layer in range(NUM_LAYERS)
-            for module in ("attention", "mlp")
-            for direction in ("forward", "backward")
-        }
+    assert processes(2, on_rank_send, size) == [[NUM_EXAMPLES * NUM_TOKENS * WIDTH] * 4 * NUM_LAYERS] * 2
 
 
 BERNOULLI = ltp.Bernoulli(loss_rate=0.1)
@@ -183,8 +71,25 @@ RUNS += [("own copies", {"synchronising": how}) for how in ("reliable", "lossy",
 RUNS += [("own copies", {"algorithm": "direct", "repair": "stale", "synchronising": "lossy"})]
 
 
-def small_gpt2(**changes: Any) -> Any:
-    return tiny_gpt2("classifier", n_embd=32, n_head=4, n_layer=1, **changes)
+RUNS = [("gpt2", *run) for run in RUNS]
+# of other families
+LLAMA = [(mode, {"algorithm": "ring"}) for mode in MODES] + [("own streams", {"algorithm": "tree", "repair": "stale"})]
+LLAMA += [("shared", {"algorithm": "direct", "repair": repair}) for repair in ("hadamard(4)", "retransmit(1)")]
+LLAMA += [("shared", {"algorithm": "tree", "repair": "protect(0.1) + hadamard(4)"})]
+LLAMA += [("own streams", {"algorithm": "ring", "repair": "protect(0.1) + stale"})]
+LLAMA += [("shared", {"algorithm": "ring", "repair": "protect_first(2) + hadamard(4)"})]
+FAMILIES = [("llama", *run) for run in LLAMA]
+FAMILIES += [("qwen3", mode, {}) for mode in ("shared", "own streams", "sequence, lossy gather")]
+FAMILIES += [("qwen2_moe", mode, {"algorithm": "ring"}) for mode in ("shared", "own streams", "sequence, lossy gather")]
+FAMILIES += [(family, "shared", {}) for family in ("gpt_neox", "gemma", "olmo2", "phi3", "glm")]
+FAMILIES += [(family, "own streams", {}) for family in ("olmo2", "phi3", "glm")]
+FAMILIES += [("qwen2, one key-value head", mode, {}) for mode in ("shared", "own streams")]
+
+
+def small(family: str) -> Any:
+    if family != "gpt2":
+        return tiny(family, "classifier")
+    return tiny_gpt2("classifier", n_embd=32, n_head=4, n_layer=1, embd_pdrop=0.1, resid_pdrop=0.1)
 
 
 def small_batch() -> dict[str, torch.Tensor]:
@@ -193,18 +98,18 @@ def small_batch() -> dict[str, torch.Tensor]:
 
 
 def train_in_mode(
-    layout: Layout, mode: str, *, synchronising: str = "none", process: Any = BERNOULLI, **how: Any
+    layout: Layout, family: str, mode: str, *, synchronising: str = "none", process: Any = BERNOULLI, **how: Any
 ) -> dict:
     """Whatever must not depend on where the ranks live."""
+    num_steps = NUM_STEPS if family == "gpt2" else 5
     network = ltp.LossyNetwork(process, seed=2, wire=ltp.Wire(elements=32) if "wire_dtype" in how else WIRE)
     size = layout.tensor_parallel_size
-    dense = small_gpt2(embd_pdrop=0.1, resid_pdrop=0.1)
     group = layout.tensor_group()
-    model: Any = ltp.parallelize(dense, network, tensor_parallel_size=size, group=group, **MODES[mode] | how)
+    model: Any = ltp.parallelize(small(family), network, tensor_parallel_size=size, group=group, **MODES[mode] | how)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     results: dict[str, Any] = {"losses": [], "norms": []}
     torch.manual_seed(7)
-    for step in range(NUM_STEPS):
+    for step in range(num_steps):
         optimizer.zero_grad()
         loss = model(**small_batch()).loss
         loss.backward()
@@ -218,7 +123,7 @@ def train_in_mode(
         results["losses"].append(mean_over_processes(loss.item(), network))
     results["drift"] = replica_drift(model, layout, network)
     if mode in ON_OWN_STREAMS:
-        with torch.no_grad(), stream_distance(model.eval()) as distance, network.evaluation(NUM_STEPS):
+        with torch.no_grad(), stream_distance(model.eval()) as distance, network.evaluation(num_steps):
             output = model(**small_batch())
         results |= {"distance": distance(), "logits": output.logits, "rank_logits": output.rank_logits}
     results["gathered"] = ltp.gather(model).state_dict()
@@ -228,15 +133,19 @@ def train_in_mode(
 
 def on_rank_train_in_modes(size: int, runs: list) -> list[dict]:
     layout = join(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0)), tensor_parallel_size=size)
-    return [train_in_mode(layout, mode, **how) for mode, how in runs]
+    return [train_in_mode(layout, family, mode, **how) for family, mode, how in runs]
 
 
-@pytest.mark.parametrize(("size", "runs"), [(2, RUNS[::4]), (4, RUNS)], ids=["2 ranks", "4 ranks"])
-def test_processes_train_as_virtual_ranks_do(processes: Callable, size: int, runs: list) -> None:
+@pytest.mark.parametrize(
+    ("size", "runs"),
+    [(2, RUNS[::4]), (4, RUNS), (2, FAMILIES), (4, FAMILIES)],
+    ids=["GPT-2, 2 ranks", "GPT-2, 4 ranks", "families, 2 ranks", "families, 4 ranks"],
+)
+def test_processes_train_as_virtual_ranks_do(processes, size, runs):
     answers = processes(2, on_rank_train_in_modes, size, runs)
     curves = []
-    for number, (mode, how) in enumerate(runs):
-        expected, case = train_in_mode(Layout(size), mode, **how), (mode, how)
+    for number, (family, mode, how) in enumerate(runs):
+        expected, case = train_in_mode(Layout(size), family, mode, **how), (family, mode, how)
         curves.append(expected["losses"])
         for rank, results in enumerate(answer[number] for answer in answers):
             assert results["losses"] == pytest.approx(expected["losses"], rel=1e-9), case
@@ -263,8 +172,8 @@ def test_processes_train_as_virtual_ranks_do(processes: Callable, size: int, run
         assert "logits" not in first or torch.equal(first["logits"], second["logits"]), "what is decided by them"
     for number, curve in enumerate(curves):
         for other in range(number):
-            same_mode = runs[number][0] == runs[other][0]
-            if not same_mode or runs[number][1].get("algorithm") == "sender":
+            same_mode = runs[number][:2] == runs[other][:2]
+            if not same_mode or runs[number][2].get("algorithm") == "sender":
                 continue  # some of them take the same way
             assert curve != pytest.approx(curves[other], rel=1e-7), f"control: {runs[number]}, {runs[other]}"
 
@@ -290,8 +199,7 @@ def on_rank_generate() -> list[torch.Tensor]:
     return [generate(layout, mode) for mode in MODES]
 
 
-def test_processes_write_what_virtual_ranks_do(processes: Callable) -> None:
-    """Each token is the first rank's choice, on every process."""
+def test_processes_write_what_virtual_ranks_do(processes):
     expected = [generate(Layout(4), mode) for mode in MODES]
     for answer in processes(2, on_rank_generate):
         assert all(torch.equal(*pair) for pair in zip(answer, expected, strict=True))

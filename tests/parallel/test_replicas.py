@@ -1,19 +1,18 @@
-"""Replicas over processes and copies on ranks: norms, drift, means and decisions, gradients averaged or lost."""
+"""Replicas over processes, copies and streams of the ranks: norms, drift, decisions, gradients averaged or lost."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import lossytp as ltp
 from lossytp.network.scope import Site
 from lossytp.parallel.group import Layout
-from lossytp.parallel.pipeline import Pipeline
+from lossytp.parallel.own_streams import SharedDropout, stream_distance
 from lossytp.parallel.replicas import (
     clip_gradients_,
     gathered,
@@ -25,9 +24,29 @@ from lossytp.parallel.replicas import (
     resynchronise_,
     synchronise_gradients_,
 )
-from tests.parallel.conftest import gradient_error, gradients, tiny_batch, tiny_gpt2, training_losses
+from tests.parallel.conftest import (
+    NUM_EXAMPLES,
+    NUM_LAYERS,
+    NUM_TOKENS,
+    WIDTH,
+    gradient_error,
+    gradients,
+    relative_error,
+    tiny_batch,
+    tiny_gpt2,
+    training_losses,
+)
 from tests.parallel.distributed_models import IMPLEMENTATIONS, join, network, share, spread, whole
-from tests.parallel.sharing_modes import WIRE, by_rank, network_of, parallel, parameters
+from tests.parallel.sharing_modes import (
+    WIRE,
+    by_rank,
+    every_kind,
+    logits_of,
+    network_of,
+    on_own_streams,
+    parallel,
+    parameters,
+)
 
 # one float64 a packet, and nearly all packets lost: whatever is summed without saying reliable() is wrong
 HOPELESS = ltp.Wire(mtu_bytes=52)
@@ -62,7 +81,6 @@ ON_FOUR |= {f"{name} x fsdp": (2, 2, name, "fsdp") for name in ("dtensor", "mega
 
 
 def on_rank_clip(cases: dict[str, tuple], max_norms: list[float | None]) -> dict[str, list[tuple[float, Any]]]:
-    """Of each case and largest norm: the norm before, and all gradients after, in the dense model's shapes."""
     lossy = network(0.9, wire=HOPELESS)
     ltp.init_process_group(lossy)
     results = {}
@@ -84,7 +102,7 @@ def on_rank_clip(cases: dict[str, tuple], max_norms: list[float | None]) -> dict
 @pytest.mark.parametrize(
     ("number", "cases"), [(2, ON_TWO), *((4, {name: ON_FOUR[name]}) for name in ON_FOUR)], ids=["2 processes", *ON_FOUR]
 )
-def test_clipped_gradients_are_those_of_the_dense_model(processes: Callable, number: int, cases: dict) -> None:
+def test_clipped_gradients_are_those_of_the_dense_model(processes, number, cases):
     norm = torch.stack([gradient.norm() for gradient in dense_gradients().values()]).norm().item()
     max_norms = [None, norm / 3, norm * 3]
     answers = processes(number, on_rank_clip, cases, max_norms)
@@ -102,43 +120,12 @@ def test_clipped_gradients_are_those_of_the_dense_model(processes: Callable, num
                 assert gradient_error(clipped, expected) < 1e-6, (case, max_norm)
 
 
-def on_rank_clip_pipeline(max_norm: float) -> tuple[float, float, dict]:
-    """The norm before, that of this stage's gradients alone, and these clipped, by the dense model's names."""
-    lossy = network(0.9, wire=HOPELESS)
-    layout = join(lossy, pipeline_parallel_size=2)
-    stages = layout.process_group("pp")
-    pipeline = Pipeline(
-        tiny_gpt2("classifier"), stages, schedule="gpipe", num_microbatches=2, device=torch.device("cpu")
-    )
-    with lossy.reliable():
-        pipeline.forward_backward(classifier_batch())
-    mine = torch.stack([p.grad.norm() for p in pipeline.stage.parameters()]).norm().item()
-    norm = clip_gradients_(pipeline.stage, max_norm, layout, lossy)
-    named = pipeline.stage.model.named_parameters()
-    return norm, mine, {name.replace("h.0", f"h.{stages.rank()}"): parameter.grad for name, parameter in named}
-
-
-def test_clipped_gradients_of_a_pipeline_are_those_of_the_dense_model(processes: Callable) -> None:
-    expected = dense_gradients()
-    norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm().item()
-    answers = processes(2, on_rank_clip_pipeline, norm / 3)
-    clipped: dict = {}
-    for found, mine, part in answers:
-        assert found == pytest.approx(norm, rel=1e-9)
-        assert mine < 0.99 * norm
-        clipped |= part
-    assert gradient_error(clipped, {name: gradient / 3 for name, gradient in expected.items()}) < 1e-9
-
-
-def test_a_parameter_without_a_gradient_counts_for_nothing() -> None:
+def test_a_parameter_without_a_gradient_counts_for_nothing():
     layer = torch.nn.Linear(2, 2)
     layer.weight.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
     assert clip_gradients_(layer, 2.5, Layout(), network(0.0)) == 5
     assert layer.weight.grad.tolist() == [[1.5, 0.0], [0.0, 2.0]]
     assert layer.bias.grad is None
-
-
-# --- drift
 
 
 def on_rank_drift(implementation: str) -> dict[str, float]:
@@ -165,7 +152,7 @@ def on_rank_drift(implementation: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_drift_is_the_relative_spread_of_replicated_parameters(processes: Callable, implementation: str) -> None:
+def test_drift_is_the_relative_spread_of_replicated_parameters(processes, implementation):
     shards = ("attn.c_attn", "mlp.c_fc", "c_proj.weight")
     whole = [p for name, p in tiny_gpt2().named_parameters() if not any(shard in name for shard in shards)]
     size = torch.stack([parameter.norm() for parameter in whole]).norm().item()
@@ -173,29 +160,6 @@ def test_drift_is_the_relative_spread_of_replicated_parameters(processes: Callab
         assert found["equal"] == found["shards differ"] == found["packets"] == 0
         assert found["small"] == pytest.approx(0.001 / size, rel=1e-3)
         assert found["one LayerNorm"] == pytest.approx(0.5 / (2.75**2 + 4**2) ** 0.5), "spread 0.5, between (3, -4)"
-
-
-def on_rank_drift_of_replicas() -> float:
-    lossy = network(0.0)
-    layout = join(lossy, data_parallel_size=2, tensor_parallel_size=2)
-    model = spread(tiny_gpt2(), lossy, layout, "lossytp")
-    with torch.no_grad():
-        model.transformer.ln_f.weight += layout.data_index
-    return replica_drift(model, layout, lossy)
-
-
-def test_data_parallel_replicas_are_compared_and_virtual_ranks_are_one_copy(processes: Callable) -> None:
-    """ln_f's weights of one replica are larger by 1 each."""
-    model = tiny_gpt2()
-    with torch.no_grad():
-        model.transformer.ln_f.weight += 0.5
-    size = torch.stack([parameter.norm() for parameter in model.parameters()]).norm().item()
-    expected = len(model.transformer.ln_f.weight) ** 0.5 / size
-    assert processes(4, on_rank_drift_of_replicas) == pytest.approx([expected] * 4)
-    assert replica_drift(tiny_gpt2(), Layout(2), network(0.0)) == 0
-
-
-# --- what processes tell each other
 
 
 def on_rank_tell() -> dict[str, Any]:
@@ -226,7 +190,7 @@ def on_rank_tell() -> dict[str, Any]:
     return answers
 
 
-def test_what_processes_tell_each_other_is_not_lost(processes: Callable) -> None:
+def test_what_processes_tell_each_other_is_not_lost(processes):
     answers = processes(3, on_rank_tell)
     assert [answer["failed"] for answer in answers] == ["KeyError('rank 0')", "SystemExit(2)", "SystemExit(2)"]
     assert [answer["calls"] for answer in answers] == [[0], [], []]
@@ -239,7 +203,7 @@ def test_what_processes_tell_each_other_is_not_lost(processes: Callable) -> None
         assert answer["rows"] == []
 
 
-def test_a_process_alone_agrees_with_itself() -> None:
+def test_a_process_alone_agrees_with_itself():
     lossy = network(0.0)
     assert gathered(3, lossy) == [3]
     assert on_rank_zero(lambda: 4, lossy) == 4
@@ -265,7 +229,7 @@ def on_rank_merge(disagree: bool) -> Any:
     return {name: sorted(state[name], key=repr) for name in state}
 
 
-def test_merged_counters_hold_what_any_process_sent_once(processes: Callable) -> None:
+def test_merged_counters_hold_what_any_process_sent_once(processes):
     answers = processes(2, on_rank_merge, False)
     assert answers[0] == answers[1]
     expected = network(0.3)
@@ -277,13 +241,12 @@ def test_merged_counters_hold_what_any_process_sent_once(processes: Callable) ->
     assert answers[0] == {name: sorted(state[name], key=repr) for name in state}
 
 
-def test_processes_that_lost_different_packets_do_not_merge(processes: Callable) -> None:
+def test_processes_that_lost_different_packets_do_not_merge(processes):
     for message in processes(2, on_rank_merge, True):
         assert message.startswith("processes disagree on the traffic of ('training', Site(layer=0, module='mlp'")
 
 
 def on_rank_clip_drifting() -> tuple[list[float], list[float], float]:
-    """Norms of two ranks of one replica whose gradients lost different packets, and how far they drift."""
     lossy = network(0.05)
     layout = join(lossy, tensor_parallel_size=2, data_parallel_size=2)
     model = spread(tiny_gpt2("classifier"), lossy, layout, "lossytp", "ddp")
@@ -295,7 +258,7 @@ def on_rank_clip_drifting() -> tuple[list[float], list[float], float]:
     return gathered(norm, lossy), gathered(after, lossy), replica_drift(model, layout, lossy)
 
 
-def test_tensor_parallel_ranks_clip_alike_where_their_copies_differ(processes: Callable) -> None:
+def test_tensor_parallel_ranks_clip_alike_where_their_copies_differ(processes):
     for norms, after, drift in processes(4, on_rank_clip_drifting):
         assert (norms[0], norms[2]) == (norms[1], norms[3])
         assert after == pytest.approx([1.0] * 4)
@@ -311,7 +274,6 @@ def own_copies(loss_rate: float, **how: Any) -> PreTrainedModel:
 
 
 def replicated(model: PreTrainedModel) -> dict[str, bool]:
-    """By name of the parameter."""
     axes = {id(parameter): axes for parameter, axes, _ in placed(model)}
     return {name: not axes[id(parameter)] for name, parameter in model.named_parameters()}
 
@@ -320,7 +282,7 @@ def taken(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def test_gradients_become_the_mean_over_ranks_and_shards_keep_theirs() -> None:
+def test_gradients_become_the_mean_over_ranks_and_shards_keep_theirs():
     model = own_copies(0.1)
     before, network = gradients(model, tiny_batch("classifier")), network_of(model)
     state = network.state_dict()
@@ -332,28 +294,9 @@ def test_gradients_become_the_mean_over_ranks_and_shards_keep_theirs() -> None:
     assert network.state_dict() == state, "without losses nothing is sent"
 
 
-def test_with_equal_gradients_own_copies_train_as_shared_ones_do() -> None:
-    batch = tiny_batch("classifier")
-    shared, own = (parallel(tiny_gpt2("classifier"), 0.1, mode) for mode in ("own streams", "own copies"))
-    expected = training_losses(shared, batch, steps=4)
-    optimizer, losses = torch.optim.AdamW(own.parameters(), lr=1e-3), []
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss = own(**batch).loss
-        loss.backward()
-        synchronise_gradients_(own, LAYOUT, network_of(own))
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses == pytest.approx(expected, rel=1e-12)
-    assert replica_drift(own, LAYOUT, network_of(own)) == 0
-    assert training_losses(parallel(tiny_gpt2("classifier"), 0.1, "own copies"), batch, steps=4) != pytest.approx(
-        expected, rel=1e-6
-    ), "control"
-
-
 @pytest.mark.parametrize("repair", ["zero", "rescale", "local", "hadamard(4)"])
 @pytest.mark.parametrize("algorithm", ["direct", "ring", "tree", "switch"])
-def test_lossy_gradients_are_one_all_reduce_of_all_of_them(algorithm: str, repair: str) -> None:
+def test_lossy_gradients_are_one_all_reduce_of_all_of_them(algorithm, repair):
     """Twice, as links carry on; divided by the number of ranks."""
     model = own_copies(0.1, algorithm=algorithm, repair=repair)
     names = [name for name, is_replicated in replicated(model).items() if is_replicated]
@@ -379,7 +322,7 @@ def test_lossy_gradients_are_one_all_reduce_of_all_of_them(algorithm: str, repai
     assert sites == [Site(None, None, "backward", "all_reduce", phase) for phase in ("reduce", "gather")]
 
 
-def test_resynchronised_copies_are_their_mean_and_shards_stay() -> None:
+def test_resynchronised_copies_are_their_mean_and_shards_stay():
     model, dense = own_copies(0.1), tiny_gpt2("classifier")
     training_losses(model, tiny_batch("classifier"), steps=2)
     network = network_of(model)
@@ -398,7 +341,7 @@ def test_resynchronised_copies_are_their_mean_and_shards_stay() -> None:
     training_losses(model, tiny_batch("classifier"), steps=1)
 
 
-def test_drift_of_copies_is_that_of_all_parameters_together() -> None:
+def test_drift_of_copies_is_that_of_all_parameters_together():
     model = own_copies(0.0)
     with torch.no_grad():
         for name, copies in replicated(model).items():
@@ -412,7 +355,7 @@ def test_drift_of_copies_is_that_of_all_parameters_together() -> None:
     assert replica_drift(model, LAYOUT, network_of(model)) == pytest.approx(0.5**0.5 / middle)
 
 
-def test_the_norm_of_copies_gradients_counts_them_once() -> None:
+def test_the_norm_of_copies_gradients_counts_them_once():
     """At p = 0 that of the dense model; where they differ the root mean square over ranks."""
     dense, batch = tiny_gpt2("classifier"), tiny_batch("classifier")
     norm = torch.stack([gradient.norm() for gradient in gradients(dense, batch).values()]).norm().item()
@@ -429,7 +372,7 @@ def test_the_norm_of_copies_gradients_counts_them_once() -> None:
         torch.testing.assert_close(gradient, found[name] * (norm / 5 / squares**0.5))
 
 
-def test_lossy_over_a_network_that_loses_nothing_is_the_mean() -> None:
+def test_lossy_over_a_network_that_loses_nothing_is_the_mean():
     for loss_rate in (0.0, 0.5):
         model = own_copies(loss_rate)
         before, network = gradients(model, tiny_batch("classifier")), network_of(model)
@@ -442,7 +385,7 @@ def test_lossy_over_a_network_that_loses_nothing_is_the_mean() -> None:
 
 @pytest.mark.parametrize("lossy", [False, True])
 @pytest.mark.parametrize("trained", [("score", "transformer.h.1"), (".c_attn.", ".c_fc.", "c_proj.weight")])
-def test_parameters_without_a_gradient_are_left_out(trained: tuple[str, ...], lossy: bool) -> None:
+def test_parameters_without_a_gradient_are_left_out(trained, lossy):
     """Also if all that is replicated is frozen, so that there is nothing to do."""
     model = own_copies(0.1)
     for name, parameter in model.named_parameters():
@@ -455,10 +398,124 @@ def test_parameters_without_a_gradient_are_left_out(trained: tuple[str, ...], lo
 
 
 @pytest.mark.parametrize("mode", ["shared", "own streams", "sequence"])
-def test_shared_parameters_have_one_gradient_already_and_no_lossy_mean(mode: str) -> None:
+def test_shared_parameters_have_one_gradient_already_and_no_lossy_mean(mode):
     model = parallel(tiny_gpt2("classifier"), 0.1, mode)
     before = gradients(model, tiny_batch("classifier"))
     synchronise_gradients_(model, LAYOUT, network_of(model))
     assert all(torch.equal(gradient, before[name]) for name, gradient in taken(model).items())
     with pytest.raises(ValueError, match=r"^lossy = True"):
         synchronise_gradients_(model, LAYOUT, network_of(model), lossy=True)
+
+
+@every_kind
+@on_own_streams
+def test_results_may_be_a_tuple(mode, kind):
+    batch, dense = tiny_batch(kind), tiny_gpt2(kind)
+    expected = parallel(dense, 0.1, mode)(**batch)
+    loss, logits = parallel(dense, 0.1, mode)(**batch, return_dict=False)
+    assert torch.equal(loss, expected.loss)
+    assert torch.equal(logits, expected.logits)
+    model = parallel(dense, 0.1, mode)
+    (logits,) = model(batch["input_ids"], return_dict=False)
+    assert torch.equal(logits, expected.logits)
+
+
+@on_own_streams
+def test_a_training_loss_over_a_given_number_of_tokens_is_the_mean_over_ranks(mode):
+    dense, batch = tiny_gpt2(), tiny_batch(padded=True)
+    for number in (50, torch.tensor(50)):
+        expected = dense(**batch, num_items_in_batch=number).loss
+        actual = parallel(dense, 0.0, mode)(**batch, num_items_in_batch=number).loss
+        assert actual.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@on_own_streams
+@every_kind
+def test_embeddings_may_be_given(kind, mode):
+    dense = tiny_gpt2(kind)
+    generator = torch.Generator().manual_seed(2)
+    embeddings_BTD = torch.randn(NUM_EXAMPLES, NUM_TOKENS, WIDTH, generator=generator, dtype=torch.float64)
+    before = embeddings_BTD.clone()
+    batch = {"inputs_embeds": embeddings_BTD.requires_grad_(), "labels": tiny_batch(kind)["labels"]}
+    found = []
+    for model in (dense, parallel(dense, 0.0, mode)):
+        model(**batch).loss.backward()
+        found.append((logits_of(model, batch)[-1], embeddings_BTD.grad))
+        embeddings_BTD.grad = None
+    assert relative_error(found[1][0], found[0][0]) < 1e-12
+    assert relative_error(found[1][1], found[0][1]) < (1e-6 if kind == "language model" else 1e-12)
+    assert torch.equal(embeddings_BTD, before)
+
+
+@on_own_streams
+def test_other_inputs_are_those_of_the_dense_model(mode):
+    dense, batch = tiny_gpt2(), tiny_batch(padded=True)
+    positions = torch.arange(NUM_TOKENS).flip(0)
+    types = batch["input_ids"] % 5
+    settings: list[dict[str, Any]] = [
+        {"position_ids": positions.expand(NUM_EXAMPLES, -1)},
+        {"position_ids": positions.unsqueeze(0)},
+        {"token_type_ids": types},
+        {"logits_to_keep": 2},
+    ]
+    model = parallel(dense, 0.0, mode)
+    plain = dense(batch["input_ids"]).logits
+    for setting in settings:
+        expected = dense(batch["input_ids"], **setting).logits
+        assert relative_error(model(batch["input_ids"], **setting).logits, expected) < 1e-12
+        assert expected.shape != plain.shape or relative_error(expected, plain) > 0.01, "control"
+    first = batch["input_ids"], None, batch["attention_mask"], types, positions.expand(NUM_EXAMPLES, -1)
+    assert relative_error(model(*first).logits, dense(*first).logits) < 1e-12
+
+
+def test_attentions_own_dropout_is_of_a_ranks_heads():
+    model = parallel(tiny_gpt2(attn_pdrop=0.5, embd_pdrop=0.1, resid_pdrop=0.1), 0.0, "own streams")
+    kinds = {name.split(".")[-1]: type(module) for name, module in model.named_modules() if "drop" in name}
+    assert kinds == dict.fromkeys(("drop", "resid_dropout", "dropout"), SharedDropout) | {"attn_dropout": nn.Dropout}
+    logits = model(**tiny_batch()).rank_logits
+    assert relative_error(*logits[:2]) < 1e-12, "what heads give is summed over ranks"
+
+
+def test_a_ranks_copy_works_on_its_own_stream_alone():
+    """What a rank adds at the end of its last norm, and in its head, reaches its own logits only."""
+    dense, batch = tiny_gpt2("classifier"), tiny_batch("classifier")
+    model = parallel(dense, 0.0, "own copies")
+    before = model(**batch).rank_logits
+    with torch.no_grad():
+        model.transformer.ln_f.bias[2] += 1
+        model.score.weight[3] += 1
+    after = model(**batch).rank_logits
+    assert [relative_error(*pair) > 1e-3 for pair in zip(after, before, strict=True)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_distance_is_that_of_the_streams_from_their_mean(checkpointing):
+    """Over two passes of different batches: squares add up."""
+    model, squares = parallel(tiny_gpt2(), 0.1, "own streams"), torch.zeros(NUM_LAYERS, 2, dtype=torch.float64)
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    with stream_distance(model) as distance:
+        for batch in (tiny_batch(), {name: tensor[:2] for name, tensor in tiny_batch().items()}):
+            output = model(**batch, output_hidden_states=True)
+            for layer, hidden in enumerate(output.hidden_states[1:-1]):  # the last is behind ln_f
+                each = hidden.detach().view(4, -1)
+                mean = each.mean(0)
+                squares[layer, 0] += sum((stream - mean).norm() ** 2 for stream in each) / 4
+                squares[layer, 1] += mean.norm() ** 2
+            if checkpointing:
+                output.loss.backward()
+    expected = (squares[:-1, 0] / squares[:-1, 1]).sqrt().tolist()
+    assert distance()[:-1] == pytest.approx(expected, rel=1e-12)
+    assert distance()[-1] > 0
+    before = distance()
+    model(**tiny_batch())
+    assert distance() == before, "nothing is measured after the block"
+
+
+def test_distance_needs_streams_of_the_ranks_own():
+    for mode in ("shared", "sequence, lossy gather"):
+        with (
+            pytest.raises(ValueError, match="reliable_gather = False"),
+            stream_distance(parallel(tiny_gpt2(), 0.1, mode)),
+        ):
+            pass

@@ -1,7 +1,6 @@
 """Test where shards lie in the dense model: put together, those of all processes are its parameters, bit by bit."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -45,7 +44,6 @@ def held_by(model: torch.nn.Module, layout: Layout) -> Held:
 def on_rank(
     names: list[str], sizes: dict[str, int], replicas: str | None, vocabulary: bool = False, layers: str = "lossytp"
 ) -> list[Held]:
-    """Return what this process holds of each model."""
     network, found = bernoulli(0.0), []
     layout = join(network, **sizes)
     for name in names:
@@ -75,7 +73,7 @@ def same(found: dict[str, Tensor], model: PreTrainedModel) -> bool:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_shards_of_all_processes_are_the_dense_model(processes: Callable, layout: str) -> None:
+def test_the_shards_of_all_processes_are_the_dense_model(processes, layout):
     number, sizes, replicas = LAYOUTS[layout]
     names = ["gpt2", "llama, biases", "qwen2_moe"]
     if replicas in (None, "ddp"):
@@ -86,7 +84,7 @@ def test_the_shards_of_all_processes_are_the_dense_model(processes: Callable, la
 
 @pytest.mark.parametrize("layers", ["dtensor", "megatron"])
 @pytest.mark.parametrize("replicas", [None, "fsdp"])
-def test_so_are_they_in_the_layers_of_other_libraries(processes: Callable, layers: str, replicas: str | None) -> None:
+def test_so_are_they_in_the_layers_of_other_libraries(processes, layers, replicas):
     number, sizes = (2, {"tensor_parallel_size": 2}) if replicas is None else (4, TP_DP)
     (everyones,) = zip(*processes(number, on_rank, ["gpt2"], sizes, replicas, False, layers), strict=True)
     assert same(dense(list(everyones)), tiny("gpt2"))
@@ -95,7 +93,7 @@ def test_so_are_they_in_the_layers_of_other_libraries(processes: Callable, layer
 
 
 @pytest.mark.parametrize("replicas", [None, "custom fsdp"])
-def test_so_are_they_if_the_ranks_share_the_vocabulary(processes: Callable, replicas: str | None) -> None:
+def test_so_are_they_if_the_ranks_share_the_vocabulary(processes, replicas):
     number, sizes = (2, {"tensor_parallel_size": 2}) if replicas is None else (4, TP_DP)
     names = ["gpt2", "llama", "llama, tied"]
     for name, *everyones in zip(names, *processes(number, on_rank, names, sizes, replicas, True), strict=True):
@@ -103,7 +101,7 @@ def test_so_are_they_if_the_ranks_share_the_vocabulary(processes: Callable, repl
 
 
 @pytest.mark.parametrize("name", ["gpt2", *ALL])
-def test_virtual_ranks_are_the_dense_model_and_take_another(name: str) -> None:
+def test_virtual_ranks_are_the_dense_model_and_take_another(name):
     model, layout = ltp.parallelize(tiny(name), bernoulli(0.0), tensor_parallel_size=2), Layout(2)
     assert same(dense([held_by(model, layout)]), tiny(name))
     torch.manual_seed(0)
@@ -114,7 +112,7 @@ def test_virtual_ranks_are_the_dense_model_and_take_another(name: str) -> None:
     assert all(torch.equal(found[each], values) for each, values in other.items())
 
 
-def test_copies_that_drift_are_told_apart() -> None:
+def test_copies_that_drift_are_told_apart():
     model, layout = tiny_gpt2(), Layout(tensor_parallel_size=2)
     model = ltp.parallelize(model, bernoulli(0.1), tensor_parallel_size=2, own_copies=True, reliable_gather=False)
     with torch.no_grad():
@@ -128,12 +126,11 @@ def test_copies_that_drift_are_told_apart() -> None:
 
 
 def copied(name: str) -> bool:
-    """Return whether each rank has its own copy: of embeddings, norms, and biases after a sum."""
     return not name.endswith(("c_attn.weight", "c_attn.bias", "c_fc.weight", "c_fc.bias", "c_proj.weight"))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_any_run_of_elements_of_a_part_is_put_and_taken(transposed: bool) -> None:
+def test_any_run_of_elements_of_a_part_is_put_and_taken(transposed):
     numbers = torch.arange(1.0, 49.0).view(6, 8)
     part = Part("x", (6, 8), (2, 1) if transposed else (1, 2), ((0, 3), (1, 4)), transposed)
     inside = numbers.t()[2:5, 1:4] if transposed else numbers[1:4, 2:5]

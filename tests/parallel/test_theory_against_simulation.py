@@ -14,13 +14,15 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.losses import GilbertElliott, LossProcess
+from lossytp.network.losses import GilbertElliott, LossProcess, Normals
 from lossytp.network.lossy_network import CommConfig
+from lossytp.network.repairs import Protect
 from lossytp.network.routes import ALGORITHMS
 from lossytp.parallel.collectives import LossyCollective, all_reduce
 from lossytp.parallel.group import RankGroup
 from paper import theory
 from tests.network.loss_statistics import assert_within, batch_means, is_within
+from tests.parallel.conftest import bernoulli
 
 REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(4, 2)", "fec(4, 2, code='xor')"]
 REPAIRS += ["hadamard", "hadamard(8)", "retransmit(1)"]
@@ -32,23 +34,15 @@ CASES = [
 OVER_BURSTS = [case for case in CASES if not case[1].startswith(("fec", "retransmit")) and case[1] != "hadamard"]
 BATCHES, BATCH = 100, 128  # of whole blocks of 64, and of 4
 FIRST, LAST = 15, 30  # messages: until the first, hops deliver all elements a few times, and ages become stationary
-SETTINGS = [  # ranks, loss rate, coherence
-    (2, 0.3, 1.0),
-    (4, 0.1, 0.0),
-    (8, 0.01, 0.5),
-    (3, 0.3, -0.4),
-    (5, 0.1, 0.5),
-    (7, 0.3, 0.0),
-    (3, 0.3, 1.0),
-    (6, 0.1, -0.15),
-]
+# ranks, loss rate, coherence
+SETTINGS = [(2, 0.3, 1.0), (4, 0.1, 0.0), (8, 0.01, 0.5), (3, 0.3, -0.4), (5, 0.1, 0.5), (7, 0.3, 0.0), (3, 0.3, 1.0)]
+SETTINGS += [(6, 0.1, -0.15)]
 SETTINGS_STALE = [(2, 0.3, 0.0), (4, 0.1, 1.0), (3, 0.3, 0.5), (5, 0.1, -0.2), (8, 0.01, 0.0), (4, 0.3, 0.5)]
 SAME_AS_ZERO = ("switch", "local", True)  # a switch has no part of its own
 SETTINGS_FEW_LEFT = [setting for setting in SETTINGS if setting[1] > 0.01]  # of 0.01, too little to be seen here
 
 
 def parts(ranks: int, coherence: float, elements: int, generator: torch.Generator) -> torch.Tensor:
-    """Normal numbers of unit variance, (ranks, elements), of this coherence."""
     products_RR = np.full((ranks, ranks), coherence) + (1 - coherence) * np.eye(ranks)
     values_R, vectors_RR = np.linalg.eigh(products_RR)
     root_RR = torch.from_numpy(vectors_RR * np.sqrt(np.maximum(values_R, 0)))
@@ -83,7 +77,7 @@ def simulated(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "case"), list(enumerate(CASES)), ids=map(str, CASES))
-def test_bernoulli(number: int, case: tuple[str, str, bool]) -> None:
+def test_bernoulli(number, case):
     algorithm, repair, reliable_gather = case
     settings = SETTINGS_STALE if repair == "stale" else SETTINGS
     settings = SETTINGS_FEW_LEFT if repair.startswith(("fec", "retransmit")) else settings
@@ -96,7 +90,7 @@ def test_bernoulli(number: int, case: tuple[str, str, bool]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OVER_BURSTS, ids=str)
-def test_gilbert_elliott_of_the_same_rate(case: tuple[str, str, bool]) -> None:
+def test_gilbert_elliott_of_the_same_rate(case):
     algorithm, repair, reliable_gather = case
     process = GilbertElliott.from_loss_and_burst(loss_rate=0.2, mean_burst_packets=4)
     expected = theory.expected_squared_error(wired(algorithm, repair, reliable_gather), 4, process.loss_rate, 0.5)
@@ -105,7 +99,7 @@ def test_gilbert_elliott_of_the_same_rate(case: tuple[str, str, bool]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "repair", "reliable_gather"), CASES)
-def test_these_comparisons_can_fail(algorithm: str, repair: str, reliable_gather: bool) -> None:
+def test_these_comparisons_can_fail(algorithm, repair, reliable_gather):
     """They tell a loss rate from a higher one, a repair from none, and a reliable gather from a lossy one."""
     coherence = 0.9 if repair == "local" else 0.0
     estimate = simulated(ltp.Bernoulli(loss_rate=0.3), algorithm, repair, 3, coherence, reliable_gather)
@@ -123,7 +117,7 @@ def test_these_comparisons_can_fail(algorithm: str, repair: str, reliable_gather
 @pytest.mark.parametrize("reliable_gather", [True, False])
 @pytest.mark.parametrize("repair", ["zero", "rescale", "rescale_counted", "retransmit(1)"])
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "sender"])
-def test_mean_weights_and_share_missing(algorithm: str, repair: str, reliable_gather: bool) -> None:
+def test_mean_weights_and_share_missing(algorithm, repair, reliable_gather):
     """One rank's part at a time, over the same losses, with nothing from the others."""
     ranks, rate, elements = 4, 0.3, BATCHES * BATCH
     expected = theory.mean_weights(wired(algorithm, repair, reliable_gather), ranks, rate)
@@ -149,14 +143,12 @@ def network(**wire: int) -> ltp.LossyNetwork:
 
 
 def estimate(values: list[float]) -> tuple[float, float]:
-    """Mean and standard error of independent values."""
     return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def squared_and_worst(
     repair: str, algorithm: str = "switch", control: str | None = None, **wire: int
 ) -> tuple[list[float], list[float]]:
-    """Squared error and largest absolute error of each of many sums."""
     lossy, generator = network(**wire), torch.Generator().manual_seed(5)
     squared, worst = [], []
     for _ in range(700):
@@ -169,7 +161,7 @@ def squared_and_worst(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["sender", "switch", "direct"])
-def test_hadamard_has_zero_fills_squared_error_and_a_smaller_worst_one(algorithm: str) -> None:
+def test_hadamard_has_zero_fills_squared_error_and_a_smaller_worst_one(algorithm):
     """p times the squares of all that crosses a link: 256 ones of each rank, or three quarters of them."""
     expected = RATE * RANKS * 256 * (0.75 if algorithm == "direct" else 1)
     hadamard, hadamard_worst = squared_and_worst("hadamard(16)", algorithm, elements=4)
@@ -182,7 +174,7 @@ def test_hadamard_has_zero_fills_squared_error_and_a_smaller_worst_one(algorithm
 
 
 @pytest.mark.slow
-def test_lost_elements_and_noise_have_the_squared_error_of_lost_packets() -> None:
+def test_lost_elements_and_noise_have_the_squared_error_of_lost_packets():
     """Controls of a study: the same damage in expectation, in other forms. Of messages whose ranks' parts are
     independent: where they are alike, losses of several ranks add up, and noise does not."""
     estimates = {}
@@ -190,3 +182,103 @@ def test_lost_elements_and_noise_have_the_squared_error_of_lost_packets() -> Non
         estimates[name] = estimate(squared_and_worst("zero", control=control, elements=elements)[0])
         assert_within(estimates[name], RATE * RANKS * 256, name)
     assert estimates["elements"][1] < 0.5 * estimates["packets"][1], "control: it varies less, so damage is another"
+
+
+CAPACITY = 8
+WIRE = ltp.Wire(elements=CAPACITY)
+
+
+def massive(elements: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers (R, elements), a few packets of which are far larger than the others."""
+    generator = torch.Generator().manual_seed(seed)
+    scale_P = torch.exp(2 * torch.randn(RANKS, elements // CAPACITY, 1, generator=generator, dtype=torch.float64))
+    noise = torch.randn(RANKS, elements // CAPACITY, CAPACITY, generator=generator, dtype=torch.float64)
+    return (scale_P * noise).view(RANKS, elements)
+
+
+@pytest.mark.parametrize("others", ["zero", "rescale", "hadamard(4)", "retransmit(1)"])
+def test_expected_error_follows_from_the_measured_norms(others):
+    """In a direct exchange of uncorrelated parts; the norms differ a thousandfold."""
+    messages, loss_rate, elements = 400, 0.2, RANKS * CAPACITY * 25
+    repair = "protect(0.1)" if others == "zero" else f"protect(0.1) + {others}"
+    comm = CommConfig.named(repair=repair)
+    collective = LossyCollective(
+        ltp.LossyNetwork(ltp.Bernoulli(loss_rate=loss_rate), wire=WIRE), RankGroup(RANKS), comm
+    )
+    x_RN = massive(elements)
+    squares_RCP = x_RN.square().view(RANKS, RANKS, -1, CAPACITY).sum(-1).numpy()
+    crosses = [squares_RCP[rank, chunk] for rank in range(RANKS) for chunk in range(RANKS) if rank != chunk]
+    weights = [squares.sum() for squares in crosses]
+    at_risk = np.average([theory.unprotected_energy(squares, Protect(0.1)) for squares in crosses], weights=weights)
+    own = 1 - sum(weights) / squares_RCP.sum()  # an owner's part crosses no link
+    signs = torch.randint(0, 2, (messages, RANKS, 1), generator=torch.Generator().manual_seed(1)) * 2 - 1
+    errors = []
+    for sign_R1 in signs:  # random signs make the parts uncorrelated
+        signed = x_RN * sign_R1
+        errors.append(((collective.sum_(signed.clone()) - signed.sum(0)) ** 2).sum().item() / squares_RCP.sum())
+    expected = theory.expected_squared_error(comm, RANKS, loss_rate, energy_at_risk=float(at_risk))
+    expected *= (1 - own) / (1 - 1 / RANKS)  # the theory has parts of equal energy
+    estimate = batch_means(np.array(errors))
+    assert_within(estimate, expected, others)
+    assert not is_within(estimate, theory.expected_squared_error(comm, RANKS, loss_rate)), "control: equal norms"
+
+
+def test_noise_by_hand():
+    """Rank 0's piece for rank 1 is 3 and 4, of mean square 12.5; its link loses 0.08, and no other anything."""
+    network = ltp.LossyNetwork({(0, 1): ltp.Bernoulli(loss_rate=0.08)})
+    collective = LossyCollective(network, RankGroup(2), CommConfig(control="noise"))
+    x_RN = torch.tensor([[1.0, 2, 3, 4], [10, 20, 30, 40]], dtype=torch.float64)
+    normals = torch.from_numpy(Normals((0, "training", 0, "tp", 0, 1, "normals")).take(4))
+    for drawn in (normals[:2], normals[2:]):  # of the first message and the next
+        expected = torch.tensor([11.0, 22, 33, 44], dtype=torch.float64)
+        expected[2:] += drawn  # times the root of 0.08 * 12.5 = 1
+        torch.testing.assert_close(collective.sum_(x_RN.clone()), expected, rtol=0, atol=1e-12)
+    assert network.counters.rows() == []
+
+
+def test_a_gathers_noise_is_of_the_sum_and_each_ranks_own():
+    """Downlinks alone are noisy: the sum, 2 everywhere, has a mean square of 4."""
+    network = ltp.LossyNetwork({(-1, 0): ltp.Bernoulli(loss_rate=0.25)})
+    collective = LossyCollective(
+        network, RankGroup(2), CommConfig.named(algorithm="switch", reliable_gather=False, control="noise")
+    )
+    normals = torch.from_numpy(Normals((0, "training", 0, "tp", -1, 0, "normals")).take(5)).float()
+    result = collective.sum_(torch.ones(2, 5))
+    assert result[1].tolist() == [2] * 5
+    torch.testing.assert_close(result[0], 2 + normals)  # times the root of 0.25 * 4 = 1
+
+
+def test_a_sequence_parallel_gather_is_noisy_on_the_ranks_that_it_reaches():
+    comm = CommConfig(sequence_parallel=True, reliable_gather=False, control="noise")
+    collective = LossyCollective(bernoulli(0.5), RankGroup(2), comm)
+    x = torch.arange(1.0, 9)
+    copies = collective.all_gather(x)
+    for rank, own, others in ((0, slice(4), slice(4, 8)), (1, slice(4, 8), slice(4))):
+        assert torch.equal(copies[rank, own], x[own])
+        assert (copies[rank, others] != x[others]).all()
+
+
+def test_a_reliable_network_is_without_noise():
+    network, untouched = bernoulli(0.5), bernoulli(0.5)
+    collective = LossyCollective(network, RankGroup(2), CommConfig(control="noise"))
+    with network.reliable():
+        assert collective.sum_(torch.ones(2, 6)).tolist() == [2] * 6
+    assert network.state_dict() == untouched.state_dict()
+    assert collective.sum_(torch.ones(2, 6)).tolist() != [2] * 6
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])
+def test_noise_in_half_precision_is_as_strong_as_elsewhere(size):
+    """Squares of such numbers overflow float16, or vanish."""
+    x_RN = size * torch.randn(4, 4000, generator=torch.Generator().manual_seed(0))
+    errors = {}
+    for dtype in (torch.float64, torch.float16):
+        result = ltp.all_reduce(x_RN.to(dtype), ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1)), control="noise")
+        errors[dtype] = (result[0].double() - x_RN.double().sum(0)).norm().item()
+    assert errors[torch.float16] == pytest.approx(errors[torch.float64], rel=0.02)
+
+
+def test_energy_at_risk_is_refused_for_other_repairs_and_values():
+    for repair, share in (("stale", 0.5), ("protect(0.1)", 2)):
+        with pytest.raises(ValueError, match=f"energy_at_risk = {share}"):
+            theory.expected_squared_error(CommConfig.named(repair=repair), 4, 0.1, energy_at_risk=share)

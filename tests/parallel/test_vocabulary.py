@@ -1,6 +1,5 @@
 """The vocabulary split over ranks: the dense model's loss, logits and gradients; what a lossy gather lacks."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,7 +41,6 @@ def dense_loss_and_gradients(family: str) -> tuple[float, Tensor, dict[str, Tens
 def parallel_loss_and_gradients(
     family: str, lossy: ltp.LossyNetwork, size: int
 ) -> tuple[float, int, Tensor, dict[str, Tensor]]:
-    """The loss, the logits of training in this process, those of evaluation, and gradients."""
     model, batch = split(dense_model(family), lossy, size), tiny_batch(padded=True)
     output = model(**batch)
     output.loss.backward()
@@ -60,7 +58,7 @@ def assert_dense(family: str, loss: float, logits: Tensor, found: dict[str, Tens
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_virtual_ranks_have_the_dense_models_loss_and_gradients(family: str) -> None:
+def test_virtual_ranks_have_the_dense_models_loss_and_gradients(family):
     loss, width, logits, found = parallel_loss_and_gradients(family, bernoulli(0.0), 4)
     assert width == 100, "97 tokens, padded for four ranks"
     assert_dense(family, loss, logits, found)
@@ -73,7 +71,7 @@ def on_rank_train(families: list[str], size: int) -> list[tuple]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_processes_have_the_dense_models_loss_and_gradients(processes: Callable, size: int) -> None:
+def test_processes_have_the_dense_models_loss_and_gradients(processes, size):
     for answer in processes(2, on_rank_train, FAMILIES, size):
         for family, (loss, width, logits, found) in zip(FAMILIES, answer, strict=True):
             assert width == (49 if size == 2 else 50)
@@ -87,7 +85,7 @@ def on_rank_lose(size: int) -> tuple[float, dict[str, Tensor]]:
     return loss, {name: gradient.detach() for name, gradient in found.items()}
 
 
-def test_processes_and_virtual_ranks_lose_the_same_packets(processes: Callable) -> None:
+def test_processes_and_virtual_ranks_lose_the_same_packets(processes):
     expected_loss, _, _, expected = parallel_loss_and_gradients("gpt2", bernoulli(0.1, wire=WIRE), 2)
     dense_loss, *_ = dense_loss_and_gradients("gpt2")
     assert expected_loss != pytest.approx(dense_loss, rel=1e-3)
@@ -96,7 +94,7 @@ def test_processes_and_virtual_ranks_lose_the_same_packets(processes: Callable) 
         assert gradient_error(found, {name: expected[name].detach() for name in found}) < 1e-9
 
 
-def test_embeddings_and_head_send_what_their_sums_need() -> None:
+def test_embeddings_and_head_send_what_their_sums_need():
     """One sum of embeddings in forward and one of the head's input gradients in backward; losses need no layer."""
     lossy = bernoulli(0.0, wire=WIRE)
     split(tiny_gpt2(), lossy, 2)(**tiny_batch()).loss.backward()
@@ -107,19 +105,22 @@ def test_embeddings_and_head_send_what_their_sums_need() -> None:
     ]
 
 
-def test_gather_returns_the_dense_model() -> None:
+def test_gather_returns_the_dense_model():
     for family in FAMILIES:
         dense = dense_model(family)
-        whole = ltp.gather(split(dense, bernoulli(0.0), 4))
+        model = ltp.parallelize(dense, bernoulli(0.5), tensor_parallel_size=4)
+        split_vocabulary_(model, lossy_gather=True)
+        whole = ltp.gather(model)
         expected = dict(dense.named_parameters())
         assert all(torch.equal(parameter, expected.pop(name)) for name, parameter in whole.named_parameters())
         assert not expected
         assert whole.loss_function is dense.loss_function
+        assert not hasattr(whole.eval()(input_ids=tiny_batch()["input_ids"]), "rank_logits")
         tied = whole.get_output_embeddings().weight is whole.get_input_embeddings().weight
         assert tied == dense.config.tie_word_embeddings
 
 
-def test_generation_is_the_dense_models() -> None:
+def test_generation_is_the_dense_models():
     dense = tiny_gpt2().eval()
     ids = tiny_batch()["input_ids"][:2]
     model = split(dense, bernoulli(0.0), 2).eval()
@@ -127,7 +128,7 @@ def test_generation_is_the_dense_models() -> None:
     assert torch.equal(found, expected)
 
 
-def test_the_padding_tokens_embedding_is_not_trained() -> None:
+def test_the_padding_tokens_embedding_is_not_trained():
     embedding = nn.Embedding(5, 3, padding_idx=1).double()
     collective = LossyCollective(bernoulli(0.0), RankGroup(2))
     weight = nn.Parameter(F.pad(embedding.weight.detach(), (0, 0, 0, 1)))
@@ -139,7 +140,7 @@ def test_the_padding_tokens_embedding_is_not_trained() -> None:
     assert torch.equal(weight.grad[:5], embedding.weight.grad)
 
 
-def test_the_largest_logits_do_not_overflow() -> None:
+def test_the_largest_logits_do_not_overflow():
     logits_TO = torch.tensor([[1e4, 0.0, -1e4, 5.0]], dtype=torch.float64, requires_grad=True)
     loss = cross_entropies(logits_TO, torch.tensor([1]), RankGroup(2), 3)
     assert loss.tolist() == [1e4]
@@ -148,7 +149,7 @@ def test_the_largest_logits_do_not_overflow() -> None:
     assert logits_TO.grad.tolist() == [[1, -1, 0, 0]]
 
 
-def test_what_cannot_be_split_is_refused() -> None:
+def test_what_cannot_be_split_is_refused():
     with pytest.raises(TypeError, match="GPT2LMHeadModel is not"):
         split_vocabulary_(tiny_gpt2())
     with pytest.raises(TypeError, match="GPT2ForSequenceClassification is not"):
@@ -176,14 +177,14 @@ def dense_logits() -> Tensor:
         return tiny_gpt2().eval()(input_ids=tiny_batch()["input_ids"]).logits
 
 
-def test_without_losses_every_rank_has_the_dense_logits() -> None:
+def test_without_losses_every_rank_has_the_dense_logits():
     output, expected = evaluation(0.0), dense_logits()
     assert output.rank_logits.shape == (2, *expected.shape)
     for logits in (*output.rank_logits, output.logits):
         torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_rank_lacks_packets_of_the_others_columns_and_none_of_its_own() -> None:
+def test_a_rank_lacks_packets_of_the_others_columns_and_none_of_its_own():
     first, second = evaluation(0.5).rank_logits  # sums lost packets too, for both ranks alike
     for logits, other, own in ((first, second, slice(COLUMNS)), (second, first, slice(COLUMNS, VOCABULARY))):
         assert (logits[..., own] != 0).all()
@@ -197,14 +198,14 @@ def on_rank_evaluate() -> tuple[Tensor, Tensor]:
     return output.rank_logits, output.logits
 
 
-def test_processes_receive_what_virtual_ranks_receive_and_decide_by_the_first_ones_logits(processes: Callable) -> None:
+def test_processes_receive_what_virtual_ranks_receive_and_decide_by_the_first_ones_logits(processes):
     expected = evaluation(0.5).rank_logits
     for rank, (received, deciding) in enumerate(processes(2, on_rank_evaluate)):
         torch.testing.assert_close(received[0], expected[rank], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(deciding, expected[0], rtol=1e-9, atol=1e-9)
 
 
-def test_the_training_loss_gathers_no_logits() -> None:
+def test_the_training_loss_gathers_no_logits():
     losses = []
     for lossy_gather in (False, True):
         lossy = network(0.5)
@@ -214,13 +215,3 @@ def test_the_training_loss_gathers_no_logits() -> None:
         assert not hasattr(output, "rank_logits")
         losses.append(output.loss.item())
     assert losses[0] == losses[1]
-
-
-def test_the_dense_model_gathers_nothing() -> None:
-    lossy = network(0.5)
-    model = ltp.parallelize(tiny_gpt2(), lossy, tensor_parallel_size=2)
-    split_vocabulary_(model, lossy_gather=True)
-    with torch.no_grad():
-        output = ltp.gather(model).eval()(input_ids=tiny_batch()["input_ids"])
-    assert not hasattr(output, "rank_logits")
-    assert output.logits.numpy() == pytest.approx(dense_logits().numpy())

@@ -29,7 +29,6 @@ WAYS = [*((algorithm, {}) for algorithm in ALGORITHMS), ("direct", OWN), ("tree"
 
 
 def bfloat16(value: float) -> float:
-    """Round to 8 significant bits, to even."""
     if value == 0:
         return 0.0
     unit = 2.0 ** (math.frexp(value)[1] - 8)
@@ -57,7 +56,6 @@ def packet_decoded(packet: np.ndarray, wire_dtype: str) -> list[float]:
 
 
 def decoded(row_N: Tensor, spans: list[tuple[int, int]], wire_dtype: str) -> Tensor:
-    """Return the message as its receivers decode it, each span in packets of its own."""
     row = (row_N if row_N.dtype == torch.float64 else row_N.float()).numpy()
     sent = []
     for start, stop in spans:
@@ -72,7 +70,6 @@ def chunks(num_elements: int, ranks: int, unit: int = 1) -> list[tuple[int, int]
 
 
 def spans(algorithm: str, phase: str, num_elements: int, ranks: int, unit: int = 1) -> list[tuple[int, int]]:
-    """Return what is packetised on its own, the first time that it is sent."""
     in_chunks = algorithm in ("direct", "ring") or phase == "all_gather"
     return chunks(num_elements, ranks, unit) if in_chunks else [(0, num_elements)]
 
@@ -82,7 +79,7 @@ def spans(algorithm: str, phase: str, num_elements: int, ranks: int, unit: int =
     ("algorithm", "dtype"),
     [("direct", torch.float64), ("direct", torch.bfloat16), *((each, torch.float32) for each in ALGORITHMS)],
 )
-def test_contributions_and_sums_are_those_of_the_reference(algorithm: str, dtype: torch.dtype, wire_dtype: str) -> None:
+def test_contributions_and_sums_are_those_of_the_reference(algorithm, dtype, wire_dtype):
     """3 ranks, several packets a chunk, no chunk a multiple of a block, strong elements and a block of zeros."""
     ranks, num_elements = 3, 3 * 2700 + 1
     x_RN = (torch.randn(ranks, num_elements, generator=torch.Generator().manual_seed(1)) ** 3).to(dtype)
@@ -100,7 +97,7 @@ def test_contributions_and_sums_are_those_of_the_reference(algorithm: str, dtype
 
 @pytest.mark.parametrize("wire_dtype", BLOCKS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_shards_are_rounded_on_their_way_to_a_rank_and_on_their_way_back(algorithm: str, wire_dtype: str) -> None:
+def test_shards_are_rounded_on_their_way_to_a_rank_and_on_their_way_back(algorithm, wire_dtype):
     """Chunks are whole tokens of 7 elements; a rank keeps its sum as it is, and rounds it to send it."""
     x_RN = torch.randn(4, 7 * 301, generator=torch.Generator().manual_seed(2))
     collective = LossyCollective(
@@ -118,7 +115,7 @@ def test_shards_are_rounded_on_their_way_to_a_rank_and_on_their_way_back(algorit
 
 @pytest.mark.parametrize(("algorithm", "how"), WAYS, ids=str)
 @pytest.mark.parametrize("wire_dtype", BLOCKS)
-def test_packets_follow_from_the_bytes_of_values_and_scales(algorithm: str, how: dict, wire_dtype: str) -> None:
+def test_packets_follow_from_the_bytes_of_values_and_scales(algorithm, how, wire_dtype):
     """A link carries what its hops need: of each hop, whole blocks of 34 or 18 bytes in packets of 1456."""
     num_elements = 4 * 12345
     network = bernoulli(0.0)
@@ -141,7 +138,7 @@ def test_packets_follow_from_the_bytes_of_values_and_scales(algorithm: str, how:
 
 @pytest.mark.parametrize("wire_dtype", BLOCKS)
 @pytest.mark.parametrize("algorithm", ["direct", "ring", "tree", "switch"])
-def test_a_lost_packet_takes_its_own_elements_and_changes_no_other(algorithm: str, wire_dtype: str) -> None:
+def test_a_lost_packet_takes_its_own_elements_and_changes_no_other(algorithm, wire_dtype):
     """What arrives is what would have arrived without losses, and what does not is whole packets of zeros."""
     x_RN = torch.randn(2, 40_000, generator=torch.Generator().manual_seed(3)).double()
     how = {"algorithm": algorithm, "wire_dtype": wire_dtype, **OWN}
@@ -160,7 +157,7 @@ def test_a_lost_packet_takes_its_own_elements_and_changes_no_other(algorithm: st
     assert 0 < lost < network.report()["packets"].sum()
 
 
-def test_rounding_is_without_bias_and_as_large_as_the_blocks_numbers_say() -> None:
+def test_rounding_is_without_bias_and_as_large_as_the_blocks_numbers_say():
     """Of uniform numbers in [-1, 1], a step of int4 is an eighth, and the error's variance a twelfth of its square."""
     x_1N = torch.rand(1, 32 * 10_000, generator=torch.Generator().manual_seed(4)).double() * 2 - 1
     x_1N[0, ::32] = -1  # the strongest is -1, so no number is clamped but those above 7.5 / 8
@@ -173,7 +170,7 @@ def test_rounding_is_without_bias_and_as_large_as_the_blocks_numbers_say() -> No
 
 
 @pytest.mark.parametrize("wire_dtype", BLOCKS)
-def test_small_gradients_keep_their_scale_and_infinities_stay_visible(wire_dtype: str) -> None:
+def test_small_gradients_keep_their_scale_and_infinities_stay_visible(wire_dtype):
     """A scale in float16 would be 0 below 6e-8, and a scaler must see that a gradient overflowed."""
     x_RN = torch.randn(2, 640, generator=torch.Generator().manual_seed(6))
     small_RN, large_RN = (ltp.all_reduce(x_RN * scale, bernoulli(0.0), wire_dtype=wire_dtype) for scale in (2**-90, 1))
@@ -186,7 +183,7 @@ def test_small_gradients_keep_their_scale_and_infinities_stay_visible(wire_dtype
 
 
 @pytest.mark.parametrize("wire_dtype", [*WIRE_DTYPES])
-def test_gradients_are_rounded_in_backward_as_sums_are_in_forward(wire_dtype: str) -> None:
+def test_gradients_are_rounded_in_backward_as_sums_are_in_forward(wire_dtype):
     """Of a whole model: a wider wire is closer to dense, and float64 over fp32 equal to single precision's rounding."""
     bounds = {"fp32": 1e-6, "bf16": 2e-2, "int8": 6e-2, "fp8": 0.25, "int4": 0.7}
     dense = tiny_gpt2().double()
@@ -203,7 +200,7 @@ def test_gradients_are_rounded_in_backward_as_sums_are_in_forward(wire_dtype: st
     assert table["backward"] > 0
 
 
-def test_an_exact_block_rounds_nothing_and_ends() -> None:
+def test_an_exact_block_rounds_nothing_and_ends():
     collective = LossyCollective(bernoulli(0.0), RankGroup(2), CommConfig(wire_dtype="int4"))
     x_RN = torch.randn(2, 100, generator=torch.Generator().manual_seed(9))
     with collective.exact():
@@ -212,7 +209,7 @@ def test_an_exact_block_rounds_nothing_and_ends() -> None:
 
 
 @pytest.mark.parametrize("wire", [Wire(mtu_bytes=77), Wire(elements=1), Wire(elements=48)])
-def test_packets_that_hold_no_whole_block_are_refused(wire: Wire) -> None:
+def test_packets_that_hold_no_whole_block_are_refused(wire):
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1), wire=wire)
     with pytest.raises(ValueError, match="wire_dtype = 'int8'"):
         ltp.all_reduce(torch.ones(2, 100), network, wire_dtype="int8")
@@ -221,7 +218,7 @@ def test_packets_that_hold_no_whole_block_are_refused(wire: Wire) -> None:
         ltp.all_reduce(torch.ones(2, 100), ltp.LossyNetwork(network.process(0, 1), wire=fits), wire_dtype="int8")
 
 
-def test_losses_and_precision_combine() -> None:
+def test_losses_and_precision_combine():
     """Errors that are independent add up: of losses alone, of rounding alone, of both."""
     x_RN = torch.randn(4, 200_000, generator=torch.Generator().manual_seed(7)).double()
 

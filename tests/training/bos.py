@@ -9,14 +9,6 @@ def with_bos(tokenizer):
     """Make a tokenizer put `BOS` before every text, and its end token behind, as some of the hub's do."""
     end = tokenizer.eos_token
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{BOS} $A {end}",
-        special_tokens=[(name, tokenizer.convert_tokens_to_ids(name)) for name in (BOS, end)],
+        single=f"{BOS} $A {end}", special_tokens=[(name, tokenizer.convert_tokens_to_ids(name)) for name in (BOS, end)]
     )
     return tokenizer
-
-
-def save_with_bos(folder):
-    """Make the tokenizer of a saved model put `BOS` before every text."""
-    from lossytp.training.models import load_tokenizer
-
-    with_bos(load_tokenizer(str(folder))).save_pretrained(folder)

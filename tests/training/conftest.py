@@ -32,15 +32,8 @@ def toy(tmp_path, monkeypatch):
     )
 
     def config(**values):
-        defaults = {
-            "model_name": "gpt2-nano-scratch",
-            "dataset": "toy",
-            "max_steps": 6,
-            "batch_size": 8,
-            "output_dir": str(tmp_path / "run"),
-            "seed": 0,
-        }
-        return TrainConfig(**{**defaults, **values})
+        defaults = {"model_name": "gpt2-nano-scratch", "dataset": "toy", "max_steps": 6, "batch_size": 8, "seed": 0}
+        return TrainConfig(**{**defaults, "output_dir": str(tmp_path / "run"), **values})
 
     return config
 

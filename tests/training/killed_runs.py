@@ -3,7 +3,6 @@
 A fork server that has already imported everything starts them, so that starting one takes no seconds.
 """
 
-import copy
 import multiprocessing
 import os
 import signal
@@ -24,7 +23,7 @@ from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.record import read_record
 from tests.ports import held_port
-from tests.training.parallel_runs import settings, task_in
+from tests.training.parallel_runs import comparable, settings, task_in
 from tests.training.pretraining.tiny_runs import TINY
 
 SECONDS_TO_END = 120
@@ -66,13 +65,9 @@ def started(folder: Path, processes: int, kill: Kill | None = None, **values: An
 
 
 def result(folder: Path, name: str = "run") -> dict[str, Any]:
-    """Return a record without its seconds."""
-    record = copy.deepcopy(read_record(folder / name))
+    record = read_record(folder / name)
     assert record is not None
-    del record["timing"]
-    for point in record["curves"]["eval"]:
-        del point["seconds"]
-    return record
+    return comparable(record)
 
 
 def _go(rank: int, folder: Path, values: dict[str, Any], variables: dict[str, Any], kill: Kill | None) -> None:

@@ -17,7 +17,6 @@ HEADLINES = {"classification": "accuracy", "regression": "pearson", "multiple ch
 
 
 def flat_rows(number, first):
-    """Return rows without lists, which a csv file can hold."""
     return [
         {
             "text": row["text"],
@@ -32,7 +31,6 @@ def flat_rows(number, first):
 
 
 def write_rows(file: Path, rows) -> Path:
-    """Write rows as csv, json, jsonl or parquet, as the file's name ends."""
     file.parent.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(rows)
     if file.suffix == ".parquet":

@@ -57,15 +57,8 @@ def texts_of_many_lengths() -> tasks.Table:
 def settings(folder: Path, **values: Any) -> TrainConfig:
     """Return the configuration of a short dense run; the folder below `folder` is named after `values`."""
     name = " ".join(f"{key} {value}" for key, value in values.items()) or "dense"
-    defaults = {
-        "model_name": MODEL,
-        "dataset": "lengths",
-        "max_steps": STEPS,
-        "batch_size": BATCH,
-        "seed": SEED,
-        "tensor_parallel_size": 1,
-    }
-    return TrainConfig(**{**defaults, "output_dir": str(folder / name), **values})
+    defaults = {"model_name": MODEL, "dataset": "lengths", "max_steps": STEPS, "batch_size": BATCH, "seed": SEED}
+    return TrainConfig(**{**defaults, "tensor_parallel_size": 1, "output_dir": str(folder / name), **values})
 
 
 @contextmanager
@@ -77,9 +70,15 @@ def task_in(folder: Path) -> Iterator[None]:
 
 
 def train(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Run on this process, alone or as one of several, and return the record."""
     with task_in(folder):
         return run(settings(folder, **values))
+
+
+def comparable(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record without its seconds, which differ from run to run."""
+    points = [{name: value for name, value in point.items() if name != "seconds"} for point in record["curves"]["eval"]]
+    kept = {name: value for name, value in record.items() if name != "timing"}
+    return kept | {"curves": {**record["curves"], "eval": points}}
 
 
 def curve(record: dict) -> list[float]:
@@ -104,18 +103,15 @@ def spied(before: Any = None, after: Any = None) -> Iterator[None]:
 
 
 def batches(folder: Path, steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
-    """Return the batches that a run trains on, before replicas share them out."""
     with task_in(folder):
         return list(islice(training_batches(the_data().train, batch_size=BATCH, seed=SEED), steps))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the parameters of a saved classifier."""
     return GPT2ForSequenceClassification.from_pretrained(folder).state_dict()
 
 
 def the_data() -> Dataset:
-    """Return the data of a run. Call this within `task_in`."""
     return load_dataset("lengths", load_tokenizer(MODEL), max_length=64, train_samples=None, test_samples=None)
 
 

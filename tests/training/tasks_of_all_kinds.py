@@ -43,24 +43,12 @@ OWN_STREAMS = {"reliable_gather": False}
 
 
 def settings(folder, kind, **values):
-    defaults = {
-        "model_name": "gpt2-nano-scratch",
-        "dataset": kind,
-        "batch_size": 12,
-        "max_steps": 4,
-        "max_length": 48,
-        "eval_samples": 6,
-        "loss_rate": 0.1,
-        "learning_rate": 3e-3,
-        "save_model": True,
-        "seed": 0,
-        "output_dir": str(folder / "run"),
-    }
-    return TrainConfig(**{**defaults, **values})
+    defaults = {"batch_size": 12, "max_steps": 4, "max_length": 48, "eval_samples": 6, "loss_rate": 0.1, "seed": 0}
+    defaults |= {"model_name": "gpt2-nano-scratch", "dataset": kind, "learning_rate": 3e-3, "save_model": True}
+    return TrainConfig(**{**defaults, "output_dir": str(folder / "run"), **values})
 
 
 def at(folder):
-    """Return patches that register the tasks and the small model, and cache data below `folder`."""
     return (
         patch.dict(tasks.TASKS, TASKS),
         patch.dict(models.PRESETS, {"gpt2-nano": SMALL}),
@@ -69,26 +57,16 @@ def at(folder):
 
 
 def train(folder, kind, **values):
-    """Train here, alone or as one of several processes, and return the record."""
     one, two, three = at(folder)
     with one, two, three:
         return run(settings(folder, kind, **values))
 
 
 def evaluate(folder, **values):
-    """Evaluate the trained model here, alone or as one of several processes."""
     one, two, three = at(folder)
     with one, two, three:
-        config = EvaluateConfig(
-            **{
-                "model_name": str(folder / "run" / "last"),
-                "eval_samples": 6,
-                "seed": 0,
-                "output_dir": str(folder / "evaluated"),
-                **values,
-            }
-        )
-        return evaluation.run(config)
+        defaults = {"model_name": str(folder / "run" / "last"), "output_dir": str(folder / "evaluated")}
+        return evaluation.run(EvaluateConfig(**{**defaults, "eval_samples": 6, "seed": 0, **values}))
 
 
 def losses(record):

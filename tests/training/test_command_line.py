@@ -1,63 +1,72 @@
+"""Test flags, YAML files and records as configurations, and what a command says."""
+
 import json
+import math
 import os
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
-from lossytp.training.command_line import parse, run_as_command
+from lossytp.training.command_line import parse, read_yaml, read_yaml_file, run_as_command
 from lossytp.training.config import EvaluateConfig, TrainConfig
+
+
+@pytest.fixture
+def given(tmp_path):
+    """Return `given(content, *flags)`, which reads a YAML file of this text, or a record, and flags."""
+
+    def read(content, *flags, kind=TrainConfig):
+        file = tmp_path / ("run.yaml" if isinstance(content, str) else "record.json")
+        file.write_text(content if isinstance(content, str) else json.dumps({"final": {}, **content}))
+        return parse(kind, None, ["--config", str(file), *flags])
+
+    return read
 
 
 def test_flags_of_the_earlier_study_with_dashes_and_underscores_alike():
     words = ["--tensor_parallel_size", "2", "--loss-type", "g-e", "--ge_config", "one"]
-    words += ["--max-steps", "5", "--seed", "7", "--fp16"]
-    config = parse(TrainConfig, None, words)
-    assert (config.network.tensor_parallel_size, config.network.loss_type, config.network.ge_config) == (
-        2,
-        "g-e",
-        "one",
-    )
-    assert (config.optimizer.max_steps, config.network.seed, config.compute.fp16) == (5, 7, True)
+    config = parse(TrainConfig, None, [*words, "--max-steps", "5", "--seed", "7", "--fp16"])
+    expected = {"tensor_parallel_size": 2, "loss_type": "g-e", "ge_config": "one", "max_steps": 5, "seed": 7}
+    assert config.changes() == expected | {"fp16": True}
 
 
-def test_a_null_is_no_default(tmp_path):
-    """null turns off the default of checkpoint_steps; max_samples is null by default and needs no flag."""
-    (tmp_path / "run.yaml").write_text("checkpoint_steps: null\nmax_samples: null\n")
-    config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")])
-    assert TrainConfig().output.checkpoint_steps is not None
-    assert config == TrainConfig(checkpoint_steps=None)
-
-
-def test_yaml_file_with_flags_on_top(tmp_path):
-    (tmp_path / "run.yaml").write_text("loss_rate: 0.25\nmax_steps: 9\n")
-    config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--max_steps", "10"])
-    assert (config.network.loss_rate, config.optimizer.max_steps) == (0.25, 10)
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        ("loss_rate: 0.25\nmax_steps: 9\n", ["--max_steps", "10"], {"loss_rate": 0.25, "max_steps": 10}),
+        ("checkpoint_steps: null\nmax_samples: null\n", [], {"checkpoint_steps": None}),  # whose default is a number
+        ("reliable_gather: false\nrepair: rescale\n", ["--reliable-gather"], {"repair": "rescale"}),
+        (  # which the file alone would not allow
+            "loss_type: g-e\nloss_rate: 0.05\n",
+            ["--mean_burst_packets", "8"],
+            {"loss_type": "g-e", "loss_rate": 0.05, "mean_burst_packets": 8.0},
+        ),
+    ],
+)
+def test_flags_come_on_top_of_a_yaml_file(given, text, flags, expected):
+    assert given(text, *flags).changes() == expected
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["--los_rate", "0.1"], "unknown parameter 'los_rate': did you mean loss_rate?"),
-        (["--loss_rate", "2"], "loss_rate"),
         (["--loss_rate", "much"], "much"),
         (["--loss_rate", "0.1", "--loss-rate", "0.2"], "--loss_rate is given twice"),
         (["--reliable_gather", "--no-reliable_gather"], "--reliable_gather is given twice"),
-        (["--loss_type", "burst"], "burst"),
-        (["--max_steps"], "--max_steps has no value"),
+        *(([flag], f"{flag} has no value") for flag in ("--max_steps", "--config")),
         (["--config", "missing.yaml"], "missing.yaml"),
-        (["--config"], "--config has no value"),
-        (["stray"], "stray belongs to no flag"),
-        (["--lossy_layers", "5:2"], "the one after the last, such as (0, 2), or 0:2 as a flag"),
-        (["--model_name", "nano"], "choose one of gpt2-nano, gpt2-nano-wide-scratch, gpt2-nano-deep-scratch, gpt2-m"),
-        (["--reliable_gather", "False"], "False belongs to no flag"),
+        *((words, f"{words[-1]} belongs to no flag") for words in (["stray"], ["--reliable_gather", "False"])),
+        (["--lossy_layers", "5:2"], "or 0:2 as a flag"),
+        (["--model_name", "nano"], "choose one of gpt2-nano"),
         (["--save-model=yes"], "--save_model is a switch"),
         (["--patience", "1.5"], "patience = '1.5'"),
-        (["--target_accuracy", "much"], "target_accuracy = 'much'"),
-        (["--schedule", "x"], "schedule = 'x' is unknown"),
-        (["--dataset", "x/" * 30], f"dataset = '{'x/' * 30}' is unknown"),
+        *(([flag, "1"], f"{flag} is not supported: ") for flag in ("--link_gbits", "--transport")),
     ],
 )
 def test_errors_are_one_line(words, expected):
@@ -66,129 +75,76 @@ def test_errors_are_one_line(words, expected):
     assert "\n" not in str(error.value)
 
 
-def test_the_configuration_of_a_record_is_read_with_small_floats_and_booleans(tmp_path):
-    config = TrainConfig(learning_rate=3e-5, bf16=True, loss_type="g-e", loss_rate=0.1, mean_burst_packets=8.0)
-    (tmp_path / "record.json").write_text(json.dumps({"config": config.as_dict(), "final": {}}))
-    again = parse(TrainConfig, None, ["--config", str(tmp_path / "record.json")])
-    assert again == config
-
-
-def test_a_record_of_given_weights_needs_them_again(tmp_path):
+def test_a_record_of_given_weights_needs_them_again(given):
     record = {"config": TrainConfig().as_dict(), "first_weights": {"file": "w.pth", "sha256": "0123456789ab"}}
-    (tmp_path / "record.json").write_text(json.dumps(record))
-    words = ["--config", str(tmp_path / "record.json")]
-    message = r"began from the weights w\.pth \(sha256 01234567\.\.\.\): give their path as --checkpoint_path$"
-    with pytest.raises(ValueError, match=message):
-        parse(TrainConfig, None, words)
-    assert parse(TrainConfig, None, [*words, "--checkpoint_path", "w.pth"]).output.checkpoint_path == "w.pth"
+    with pytest.raises(ValueError, match=r"w\.pth \(sha256 01234567\.\.\.\): give their path as --checkpoint_path$"):
+        given(record)
+    assert given(record, "--checkpoint_path", "w.pth").output.checkpoint_path == "w.pth"
+
+
+SWITCHED = {"lossy_links": "-1>0,0>-1", "algorithm": "switch", "reliable_gather": False}
+DRIFTING = {"reliable_gather": False, "replicated_gradients": "none", "resync_every": 5}
+BURSTY = {"learning_rate": 3e-5, "bf16": True, "loss_type": "g-e", "loss_rate": 0.1, "mean_burst_packets": 8.0}
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("line", "expected"),
     [
-        (["--repair", "fec(10, 8, depth=2)"], {"repair": "fec(10, 8, depth=2)"}),
-        (["--repair=hadamard(block=16)"], {"repair": "hadamard(block=16)"}),
-        (["--no-reliable-gather"], {"reliable_gather": False}),
-        (["--no_reliable_gather"], {"reliable_gather": False}),
-        (["--reliable_gather", "--sequence-parallel"], {"sequence_parallel": True}),
-        (
-            ["--lossy_links", "-1>0,0>-1", "--algorithm", "switch", "--no_reliable_gather"],
-            {"lossy_links": "-1>0,0>-1", "algorithm": "switch", "reliable_gather": False},
-        ),
-        (["--lossy-layers", "1:3", "--lossy-phase", "reduce"], {"lossy_layers": "1:3", "lossy_phase": "reduce"}),
-        (
-            ["--no_reliable_gather", "--replicated-gradients", "none", "--resync_every", "5"],
-            {"reliable_gather": False, "replicated_gradients": "none", "resync_every": 5},
-        ),
-        (["--wire_dtype", "bf16", "--control", "elements"], {"wire_dtype": "bf16", "control": "elements"}),
-        (["--wire-dtype", "int4", "--ranks-per-node", "2"], {"wire_dtype": "int4", "ranks_per_node": 2}),
+        ("--learning_rate 3e-5 --bf16 --loss_type g-e --loss_rate 0.1 --mean_burst_packets 8", BURSTY),
+        ("--repair 'fec(10, 8, depth=2)'", {"repair": "fec(10, 8, depth=2)"}),
+        ("--repair='hadamard(block=16)'", {"repair": "hadamard(block=16)"}),
+        ("--reliable_gather --sequence-parallel", {"sequence_parallel": True}),
+        ("--lossy_links '-1>0,0>-1' --algorithm switch --no_reliable_gather", SWITCHED),
+        ("--lossy-layers 1:3 --lossy-phase reduce", {"lossy_layers": "1:3", "lossy_phase": "reduce"}),
+        ("--no-reliable-gather --replicated-gradients none --resync_every 5", DRIFTING),
+        ("--wire-dtype int4 --ranks-per-node 2", {"wire_dtype": "int4", "ranks_per_node": 2}),
     ],
 )
-def test_the_comm_config_from_flags_and_from_the_record_that_they_lead_to(tmp_path, words, expected):
-    config = parse(TrainConfig, None, words)
+def test_settings_from_flags_from_a_file_and_from_the_record_that_they_lead_to(given, line, expected):
+    config = parse(TrainConfig, None, shlex.split(line))
     assert config.changes() == expected
-    (tmp_path / "record.json").write_text(json.dumps({"config": config.as_dict(), "final": {}}))
-    assert parse(TrainConfig, None, ["--config", str(tmp_path / "record.json")]) == config
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(expected))
-    assert parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")]) == config
-
-
-def test_a_flag_overrides_a_switch_of_the_file(tmp_path):
-    (tmp_path / "run.yaml").write_text("reliable_gather: false\nrepair: rescale\n")
-    config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--reliable-gather"])
-    assert config.changes() == {"repair": "rescale"}
-
-
-def test_a_flag_may_set_what_a_file_leaves_out(tmp_path):
-    (tmp_path / "run.yaml").write_text("loss_type: g-e\nloss_rate: 0.05\n")
-    config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--mean_burst_packets", "8"])
-    assert config.network.process().mean_burst_packets == pytest.approx(8)
+    assert given({"config": config.as_dict()}) == given(yaml.safe_dump(expected)) == config
 
 
 @pytest.mark.parametrize("prompt", ["--seed", "--seed=7", "-1", "a = b", " "])
-def test_a_value_of_the_file_that_looks_like_a_flag_is_a_value(tmp_path, prompt):
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"prompt": prompt}))
-    assert parse(EvaluateConfig, None, ["--config", str(tmp_path / "run.yaml")]).changes() == {"prompt": prompt}
-
-
-def test_a_file_that_is_not_utf_8_is_named(tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_bytes("output_dir: Läufe".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"run\.yaml is not UTF-8 at byte 13") as error:
-        parse(TrainConfig, None, [f"--config={file}"])
-    assert "\n" not in str(error.value)
+def test_a_value_of_the_file_that_looks_like_a_flag_is_a_value(given, prompt):
+    assert given(yaml.safe_dump({"prompt": prompt}), kind=EvaluateConfig).changes() == {"prompt": prompt}
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("bf16: 1", "bf16 = 1 is of the wrong type"),
         ("bf16: no", "bf16 = 'no' is of the wrong type"),
-        ("output_dir: null", "output_dir = None is of the wrong type"),
-        ("output_dir: 2024", "output_dir = 2024 is of the wrong type"),
         ("seed: 1:30", "seed = '1:30' is of the wrong type"),
         ("loss_rate: 0.1\nseed: 1\nloss_rate: 0.2", "run.yaml: cannot be read as YAML (found duplicate key"),
         ("seed: 1\nmax_steps: [1\nloss_rate: 0.2", "but got ':'): mend line 3"),
         ("- 1", "run.yaml holds no parameters"),
-        ("loss_rate: 3", "loss_rate = 3"),
         ("los_rate: 0.1", "run.yaml: unknown parameter 'los_rate': did you mean loss_rate?"),
     ],
 )
-def test_mistakes_that_yaml_lets_pass_are_named(tmp_path, text, words):
-    (tmp_path / "run.yaml").write_text(text)
+def test_mistakes_that_yaml_lets_pass_are_named(given, text, words):
     with pytest.raises(ValueError, match=re.escape(words)) as error:
-        parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")])
+        given(text)
     assert "\n" not in str(error.value)
 
 
-def test_plain_words_of_a_file_mean_what_they_look_like(tmp_path):
-    """YAML 1.1 would read a date, 8, a text and 63 instead."""
-    file = tmp_path / "run.yaml"
-    file.write_text("output_dir: 2024-01-01\nseed: 010\nlearning_rate: 1e-4\nlossy_layers: 1:3\n")
-    config = parse(TrainConfig, None, ["--config", str(file)])
-    expected = {"output_dir": "2024-01-01", "seed": 10, "learning_rate": 1e-4, "lossy_layers": "1:3"}
-    assert config.changes() == expected
+def test_a_file_that_is_not_utf_8_is_named(tmp_path):
+    (tmp_path / "run.yaml").write_bytes("output_dir: Läufe".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"run\.yaml is not UTF-8 at byte 13"):
+        parse(TrainConfig, None, [f"--config={tmp_path}/run.yaml"])
 
 
-def test_a_files_own_values_win_over_merged_ones(tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_text("loss_rate: 0.1\n<<: {seed: 3, loss_rate: 0.2}\n")
-    config = parse(TrainConfig, None, ["--config", str(file)])
-    assert (config.network.loss_rate, config.network.seed) == (0.1, 3)
-
-
-def test_a_record_is_run_again_only_by_as_many_processes(tmp_path, monkeypatch):
+def test_a_record_is_run_again_only_by_as_many_processes(given, monkeypatch):
     """Another number of processes draws other losses, and would silently give another result."""
-    (tmp_path / "record.json").write_text(json.dumps({"config": TrainConfig().as_dict(), "processes": 2}))
-    words = ["--config", str(tmp_path / "record.json")]
+    record = {"config": TrainConfig().as_dict(), "processes": 2}
     with pytest.raises(ValueError, match=r"of a run on 2 processes, not 1: start it with torchrun --nproc_per_node 2"):
-        parse(TrainConfig, None, words)
+        given(record)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    assert parse(TrainConfig, None, words) == TrainConfig()
+    assert given(record) == TrainConfig()
     monkeypatch.setenv("WORLD_SIZE", "abc")
-    with pytest.raises(ValueError, match=r"^WORLD_SIZE = 'abc' is not a whole number: start with torchrun"):
-        parse(TrainConfig, None, words)
+    with pytest.raises(ValueError, match=r"^WORLD_SIZE = 'abc'"):
+        given(record)
 
 
 @pytest.mark.parametrize("buffered", [True, False])
@@ -231,7 +187,59 @@ def test_another_broken_pipe_is_shown_whole():
     assert result.stderr.splitlines()[-1] == "BrokenPipeError: a worker is gone"
 
 
-@pytest.mark.parametrize(("flag", "instead"), [("--link_gbits", "paper/timing"), ("--transport", "tests")])
-def test_a_flag_that_is_gone_says_what_came_instead(flag, instead):
-    with pytest.raises(ValueError, match=f"{flag} is not supported: .*{instead}"):
-        parse(TrainConfig, None, [flag, "1"])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("010", 10), ("!!int 010", 10), ("+3", 3), ("1.0", 1.0), ("1e-3", 1e-3), (".5", 0.5), ("-.inf", -math.inf)),
+        *((text, text) for text in ("1:30", "2024-01-01", "no", "on")),
+        *(("true", True), ("null", None), ("~", None), ("", None), ("a:", {"a": None})),
+        ("{<<: {a: 1, b: 2}, b: 3}", {"a": 1, "b": 3}),
+    ],
+)
+def test_a_plain_word_means_what_it_looks_like(text, value):
+    found = read_yaml(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+VALUES = {"text": ["010", "1:30", "null", "no", "1.0", "~", "", "<<", "="], "numbers": [1, 1e-5, 1e300, True, None]}
+
+
+@pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump])
+def test_dumped_values_are_read_back(write):
+    assert read_yaml(write(VALUES)) == VALUES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *((text, "cannot be read as YAML") for text in ("{", "[" * 3000, "9" * 5000)),
+        *(("a: 1\nb: {c: 1, c: 2}", 'duplicate key "c"'), ("1: 1\n01: 2", "duplicate key")),
+    ],
+)
+def test_text_that_is_no_yaml_is_one_line(text, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        read_yaml(text)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "."])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(ValueError, match=r"^mine: .* cannot be read"):
+        read_yaml_file("mine", Path(name))
+
+
+@pytest.mark.parametrize("module", ["lossytp.train", "lossytp.tolerance"])
+def test_help_names_the_command_as_it_is_typed_and_gives_each_example_a_line(module):
+    shown = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True).stdout
+    lines = [line.strip() for line in shown.splitlines()]
+    assert lines[0] == f"usage: python -m {module} [-h] [OPTIONS]"
+    examples = [line for line in lines if line.startswith(f"python -m {module} ")]
+    assert len(examples) == 2
+    assert "NONETYPE" not in shown
+    assert ".:" not in shown
+    assert all(line.count("python -m") == 1 for line in examples)

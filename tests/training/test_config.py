@@ -22,19 +22,19 @@ from lossytp.training.settings import without_obsolete
 from tests.training.killed_runs import FSDP
 
 OWN = {"reliable_gather": False}
-PIPELINE = {"pipeline_parallel_size": 2}
+PIPELINE, TP = {"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}
+SEQUENCE = {"sequence_parallel": True}
+# what no pipeline can do
+ALONE = {"fp16": True, "dataset": "squad", **OWN, "repair": "local", "unfreeze_last_layers": 1}
+ALONE["gradient_accumulation_steps"] = 2
 NANO = str(MODELS / "gpt2-nano")
 
 
 def refused(kind, values):
-    """Return the message, of one line, with which a configuration refuses these values."""
     with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as error:
         kind.from_dict(values)
     assert type(error.value) is ValueError
     return str(error.value)
-
-
-# what settings mean
 
 
 def test_groups_hold_flat_settings():
@@ -63,6 +63,7 @@ def test_comm_config_and_network_are_what_was_asked_for():
         assert TrainConfig(**{name: True}).comm() == CommConfig(**{name: True})
     assert TrainConfig(control="noise").comm() == CommConfig(control="noise")
     assert TrainConfig(control="elements").comm() == CommConfig()
+    assert TrainConfig(ranks_per_node=2, loss_rate=0.1).network.build().ranks_per_node == 2
     elements = TrainConfig(control="elements", mtu_bytes=900).network.build()
     assert elements.wire == Wire(mtu_bytes=900, elements=1)
     parts = {"lossy_direction": "forward", "lossy_module": "mlp", "lossy_layers": " 1 : 3 ", "lossy_phase": "gather"}
@@ -110,9 +111,6 @@ def test_the_output_folder_is_expanded(monkeypatch, tmp_path):
             assert "output_dir" in refused(kind, {"output_dir": path})
 
 
-# what is refused
-
-
 @pytest.mark.parametrize(
     ("values", "name"),
     [
@@ -132,48 +130,39 @@ def test_the_output_folder_is_expanded(monkeypatch, tmp_path):
         ({"max_length": 129}, "max_length"),
         ({"mtu_bytes": 40}, "mtu_bytes"),
         ({"loss_type": "burst"}, "loss_type"),
-        ({"loss_type": "g-e"}, "mean_burst_packets"),
+        *((how, "mean_burst_packets") for how in ({"loss_type": "g-e"}, {"mean_burst_packets": 8.0})),
         ({"loss_type": "g-e", "loss_rate": 0.8, "mean_burst_packets": 2.0}, "mean_burst_packets"),
         ({"loss_type": "g-e", "ge_config": "nope"}, "ge_config"),
         ({"loss_type": "g-e", "ge_config": "one", "loss_rate": 0.1}, "leave out loss_rate"),
-        ({"mean_burst_packets": 8.0}, "mean_burst_packets"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size"),
         ({"tensor_parallel_size": 1, "loss_rate": 0.1}, "loss_rate = 0.1"),
         ({"bf16": True, "fp16": True}, "fp16"),
         ({"target_accuracy": 1.5, "eval_steps": 5}, "target_accuracy"),
-        ({"target_accuracy": 0.5}, "eval_steps"),
-        ({"patience": 2}, "eval_steps"),
+        *((how, "eval_steps") for how in ({"target_accuracy": 0.5}, {"patience": 2})),
         ({"warmup_steps": 31, "max_steps": 30}, "warmup_steps"),
         ({"gradient_accumulation_steps": 33}, "gradient_accumulation_steps"),
         ({"implementation": "custom"}, "data_parallel_size"),
         ({"implementation": "dtensor", "data_parallel_size": 2}, "choose fsdp"),
         ({"implementation": "dtensor", "fp16": True}, "choose bf16"),
-        ({"implementation": "megatron", "sequence_parallel": True}, "sequence_parallel"),
-        ({"implementation": "megatron", "repair": "stale"}, "repair"),
+        *(({"implementation": "megatron", **how}, name) for how in (SEQUENCE, {"repair": "stale"}) for name in how),
         ({"data_parallel_size": 3}, "batch_size"),
         ({**PIPELINE, "data_parallel_size": 2}, "pipeline_parallel_size"),
-        ({**PIPELINE, "fp16": True}, "fp16"),
+        *(({**PIPELINE, name: value}, name) for name, value in ALONE.items()),
         ({**PIPELINE, "batch_size": 6}, "pipeline_microbatches"),
-        ({**PIPELINE, "dataset": "squad"}, "dataset"),
-        ({**PIPELINE, **OWN}, "reliable_gather"),
-        ({**PIPELINE, "repair": "local"}, "repair"),
-        ({**PIPELINE, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
-        ({**PIPELINE, "unfreeze_last_layers": 1}, "unfreeze_last_layers"),
         ({**PIPELINE, "exact_adjoint": True, "repair": "rescale"}, "exact_adjoint"),
-        ({**FSDP, "gradient_checkpointing": True}, "gradient_checkpointing"),
-        ({**FSDP, "dataset": "squad"}, "dataset"),
+        *(({**FSDP, **how}, name) for how in ({"gradient_checkpointing": True}, {"dataset": "squad"}) for name in how),
         ({"control": "noise", "loss_type": "g-e", "loss_rate": 0.1, "mean_burst_packets": 8.0}, "control"),
         ({"lossy_links": "0>9"}, "link 0>9"),
-        ({"ranks_per_node": 0}, "ranks_per_node = 0"),
-        ({"ranks_per_node": 4}, "ranks_per_node = 4"),
-        ({"ranks_per_node": 8, "data_parallel_size": 2}, "ranks_per_node = 8"),
+        *(
+            ({"ranks_per_node": n, "data_parallel_size": of}, f"ranks_per_node = {n}")
+            for n, of in ((0, 1), (4, 1), (8, 2))
+        ),
         ({"wire_dtype": "int8", "mtu_bytes": 77}, "mtu_bytes = 77"),
         ({"wire_dtype": "int4", "control": "elements"}, "wire_dtype = 'int4'"),
         ({"tensor_parallel_size": 1, **OWN}, "reliable_gather"),
         ({"replicated_gradients": "none"}, "replicated_gradients"),
         ({**OWN, "replicated_gradients": "lossy", "repair": "local"}, "replicated_gradients"),
-        ({"transport": "udp"}, "transport"),
-        ({"link_gbits": 10.0}, "link_gbits"),
+        *(({name: value}, name) for name, value in (("transport", "udp"), ("link_gbits", 10.0))),
     ],
     ids=str,
 )
@@ -196,9 +185,15 @@ def test_fine_tuning_refuses(values, name):
         (PIPELINE, "a pipeline"),
         ({"loss_rate": 0.1}, "loss_rate"),
         ({"warmup_steps": 9, "total_steps": 8}, "warmup_steps"),
-        ({"deferred_init": True}, "deferred_init"),
-        ({"enable_loss_parallelism": True}, "enable_loss_parallelism"),
-        ({"lossy_logits": True, "tensor_parallel_size": 2}, "lossy_logits"),
+        *(({"deferred_init": True, **how}, "deferred_init") for how in ({}, {"data_parallel_size": 2})),
+        *(
+            ({"enable_loss_parallelism": True, **how}, "enable_loss_parallelism")
+            for how in ({}, {**TP, **OWN}, {**TP, **SEQUENCE})
+        ),
+        *(
+            ({"lossy_logits": True, **TP, **how}, "lossy_logits")
+            for how in ({}, {"enable_loss_parallelism": True, "algorithm": "sender"})
+        ),
         ({"max_steps": 5}, "max_steps"),
     ],
 )
@@ -209,14 +204,9 @@ def test_pretraining_refuses(values, name):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        (TrainConfig, "checkpoint_path"),
-        (TrainConfig, "lossy_links"),
-        (PretrainConfig, "tokenizer_path"),
-        (EvaluateConfig, "task_folder"),
-        (ToleranceConfig, "loss_rates"),
-        (LabConfig, "data_dir"),
-        (ImportConfig, "column"),
-        (ReportConfig, "output_dir"),
+        *((TrainConfig, name) for name in ("checkpoint_path", "lossy_links")),
+        *((PretrainConfig, "tokenizer_path"), (EvaluateConfig, "task_folder"), (ToleranceConfig, "loss_rates")),
+        *((LabConfig, "data_dir"), (ImportConfig, "column"), (ReportConfig, "output_dir")),
     ],
 )
 def test_no_text_is_empty_or_has_bytes_that_are_no_text(kind, name):
@@ -256,25 +246,6 @@ def test_a_folder_of_a_declaration_without_one_is_refused(tmp_path):
     assert TrainConfig(**found.changes()) == found
 
 
-# processes
-
-
-@pytest.mark.parametrize(
-    ("values", "rank", "world_size", "expected"),
-    [  # of the processes: a replica's, which replica, which stage
-        ({}, 0, 1, (1, 0, 0)),
-        ({}, 1, 2, (2, 0, 0)),
-        ({"data_parallel_size": 2}, 4, 8, (4, 1, 0)),
-        (PIPELINE, 4, 8, (4, 0, 1)),
-        ({"implementation": "dtensor", "data_parallel_size": 2, "data_parallel_type": "fsdp"}, 5, 8, (4, 1, 0)),
-        ({"implementation": "megatron", "tensor_parallel_size": 1}, 0, 1, (1, 0, 0)),
-    ],
-)
-def test_layout_is_the_place_of_this_process(values, rank, world_size, expected):
-    layout = TrainConfig.from_dict(values).layout(rank, world_size)
-    assert (layout.tensor_processes, layout.data_index, layout.pipeline_index) == expected
-
-
 @pytest.mark.parametrize(
     ("values", "world_size", "needed"),
     [
@@ -295,8 +266,6 @@ def test_too_few_or_too_many_processes_are_refused(values, world_size, needed):
 
 @pytest.fixture
 def over(monkeypatch):
-    """Return `over(processes, **values)`, which makes a configuration in one of so many processes."""
-
     def make(processes, **values):
         place = {"RANK": "0", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         for name, value in place.items():
@@ -322,9 +291,6 @@ def test_without_a_number_of_ranks_each_process_that_replicas_leave_is_one(over)
         assert PretrainConfig.from_dict(config.as_dict()) == config
     with pytest.raises(ValueError, match="link 2>3"):
         over(2, data_parallel_size=2, lossy_links="2>3", loss_rate=0.1)
-
-
-# records and cells
 
 
 @pytest.mark.slow
@@ -361,8 +327,7 @@ def test_settings_that_differ_are_named_with_both_values():
 @pytest.mark.parametrize(
     ("cells", "fault"),
     [
-        (5, "cells = 5"),
-        ([], "cells = []"),
+        *((cells, f"cells = {cells}") for cells in (5, [])),
         ([5], "5 is not a configuration"),
         ([{"sed": 5}], "did you mean seed"),
         ([{"output_dir": "a", "seed": 1}, {"output_dir": "a", "seed": 2}], "output_dir = 'a'"),
@@ -380,6 +345,8 @@ def test_cells_are_of_pretraining_if_they_name_what_it_alone_has():
 
 
 def test_checking_a_configuration_does_not_wait_for_torch():
-    heavy = "{'torch', 'pandas', 'pyarrow', 'transformers', 'datasets'}"
-    code = f"import sys, lossytp.study.grid, lossytp.training.config; sys.exit(bool({heavy} & set(sys.modules)))"
+    heavy = "{'torch', 'pandas', 'pyarrow', 'transformers', 'datasets', 'evaluate', 'sklearn'}"
+    code = "import sys, lossytp.study.grid, lossytp.training.tasks, lossytp.training.config as c"
+    code += "; c.TrainConfig(model_name='gpt2-large')"
+    code += f"; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

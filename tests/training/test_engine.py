@@ -5,9 +5,7 @@ import platform
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 from unittest.mock import patch
 
@@ -19,13 +17,7 @@ from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.parallel.replicas import local
 from lossytp.training import engine
 from lossytp.training.config import FineTuningSettings, TrainConfig
-from lossytp.training.engine import (
-    build_optimizer,
-    connected_processes,
-    learning_rate_factor,
-    loss_terms,
-    microbatches,
-)
+from lossytp.training.engine import build_optimizer, connected_processes, learning_rate_factor, loss_terms, microbatches
 from lossytp.training.loop import run
 from lossytp.training.models import build_model, load_tokenizer
 from tests.parallel.conftest import tiny_gpt2
@@ -59,7 +51,6 @@ def test_schedules_end_where_they_should():
 
 
 def test_a_run_follows_its_schedule(toy, tmp_path):
-    """All schedules agree up to the end of the warm-up."""
     curves = {}
     for schedule in SCHEDULES:
         record = run(toy(schedule=schedule, warmup_steps=2, output_dir=str(tmp_path / schedule)))
@@ -78,6 +69,19 @@ def test_matrices_alone_decay(model):
     assert {parameter.ndim for parameter in decaying["params"]} == {2}
     assert {parameter.ndim for parameter in others["params"]} == {1}
     assert sum(len(group["params"]) for group in (decaying, others)) == len(list(parameters.parameters()))
+
+
+def test_copies_of_norms_do_not_decay_as_norms_do_not():
+    decaying = []
+    for own_copies in (False, True):
+        network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1))
+        how = {"tensor_parallel_size": 2, "reliable_gather": False, "own_copies": own_copies}
+        model = ltp.parallelize(tiny_gpt2(), network, **how)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        group, _ = build_optimizer(model, learning_rate=1.0, weight_decay=0.1).param_groups
+        decaying.append({names[id(parameter)] for parameter in group["params"]})
+    assert decaying[0] == decaying[1]
+    assert not [name for name in decaying[1] if "ln_" in name]
 
 
 def test_microbatches_hold_all_examples_and_weigh_by_size():
@@ -136,7 +140,7 @@ UNEVEN = {"max_samples": 17, "max_steps": 9}  # batches of 8, 8 and 1
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "gpipe", "1f1b", "lossytp and ddp"])
-def test_the_last_batch_counts_as_in_one_process(processes: Callable, tmp_path: Path, name: str) -> None:
+def test_the_last_batch_counts_as_in_one_process(processes, tmp_path, name):
     """It has a single example, for two replicas or four microbatches."""
     number, values = PARALLELISMS[name]
     one = train(tmp_path, UNEVEN)
@@ -185,7 +189,6 @@ def test_only_the_last_blocks_norm_and_head_are_trained(toy, tmp_path, trained, 
     ids=str,
 )
 def test_recomputed_activations_change_nothing(tmp_path, processes, values):
-    """Nor do the packets sent and lost."""
     records = []
     for name in ("kept", "recomputed"):
         more = {"gradient_checkpointing": name == "recomputed", "max_steps": 4, "output_dir": str(tmp_path / name)}
@@ -211,7 +214,7 @@ print(faults() - before)
 
 
 @GLIBC
-def test_large_tensors_do_not_fault_their_pages_in_again() -> None:
+def test_large_tensors_do_not_fault_their_pages_in_again():
     kept, returned = (
         int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
         for how in ("kept", "returned")
@@ -219,7 +222,7 @@ def test_large_tensors_do_not_fault_their_pages_in_again() -> None:
     assert kept < returned / 10
 
 
-def test_runs_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_keep_freed_memory(monkeypatch):
     called: list[bool] = []
     monkeypatch.setattr(engine, "keep_freed_memory", lambda: called.append(True))
     config = TrainConfig()
@@ -292,7 +295,6 @@ def test_a_device_receives_its_shard_alone(processes, name):
 
 
 def test_virtual_ranks_are_moved_once():
-    """The dense model stays where it is."""
     config, dense = TrainConfig(tensor_parallel_size=2), tiny_gpt2("classifier", dtype=torch.float32)
     with patch.object(torch.nn.Module, "to", autospec=True, side_effect=lambda module, *_: module) as to:
         built = engine.Engine(config, dense, config.network.build(), Layout(2), torch.device("cpu"))

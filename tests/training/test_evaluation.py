@@ -1,20 +1,21 @@
-"""Test evaluations of saved models: scores, perplexity and text."""
+"""Test evaluations of saved models: scores, perplexity and text; and that every kind of task is learnt."""
 
 import json
 import math
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from lossytp.training import evaluation
-from lossytp.training.command_line import parse
+from lossytp.training import evaluation, tasks
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.corpus import corpus
 from lossytp.training.models import load_tokenizer
 from lossytp.training.text import all_blocks
 from tests.training.bos import BOS, with_bos
-from tests.training.tasks_of_all_kinds import OWN_STREAMS, TASKS, evaluate, rows, train
+from tests.training.tasks_of_all_kinds import OWN_STREAMS, TABLE, TASKS, evaluate, losses, rows, train
 
 pytestmark = pytest.mark.slow
 
@@ -131,19 +132,14 @@ def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path):
         evaluate(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": "the rose", "new_tokens": 200}, "new_tokens"),
-        ({"data_glob": "stdlib", "max_length": 1}, "max_length"),
-        ({"prompt": "the rose", "output_dir": "/dev/null/x"}, "output_dir"),
-    ],
-)
-def test_prompts_and_lengths_that_do_not_fit_are_refused(tmp_path, values, words):
+def test_prompts_and_lengths_that_do_not_fit_are_refused(tmp_path):
     train(tmp_path, "generation")
-    with pytest.raises(ValueError, match=words):
-        evaluate(tmp_path, **values)
+    rose = {"prompt": "the rose"}
+    for values in ({"prompt": ""}, {**rose, "new_tokens": 200}, {**rose, "output_dir": "/dev/null/x"}):
+        with pytest.raises(ValueError, match=[*values][-1]):
+            evaluate(tmp_path, **values)
+    with pytest.raises(ValueError, match="max_length"):
+        evaluate(tmp_path, data_glob="stdlib", max_length=1)
 
 
 @pytest.mark.parametrize("comm", [{}, OWN_STREAMS], ids=str)
@@ -162,13 +158,10 @@ def test_the_text_is_that_of_greedy_search(tmp_path, comm):
 def test_a_model_without_the_needed_head_is_one_line(tmp_path, text):
     train(tmp_path, "classification")
     for values, message in (
-        ({"dataset": "choice"}, "dataset = 'choice' needs a model fine-tuned on it"),
-        ({"dataset": "regression"}, "dataset = 'regression' needs a model fine-tuned on it"),
-        ({"data_glob": text}, "data_glob .* need a language model"),
-        ({"prompt": "the"}, "prompt need a language model"),
+        *(({"dataset": kind}, f"dataset = '{kind}' needs") for kind in ("choice", "regression")),
+        *((values, "need a language model") for values in ({"data_glob": text}, {"prompt": "the"})),
         ({"model_name": "gpt2-nano-scratch", "prompt": "the"}, "is untrained"),
-        ({"lossy_direction": "backward"}, "lossy_direction"),
-        ({"max_length": 129}, "max_length"),
+        *(({name: value}, name) for name, value in (("lossy_direction", "backward"), ("max_length", 129))),
     ):
         with pytest.raises(ValueError, match=f"^[^\n]*{message}[^\n]*$"):
             evaluate(tmp_path, **values)
@@ -181,11 +174,65 @@ def test_a_model_without_the_needed_head_is_one_line(tmp_path, text):
         evaluate(tmp_path, model_name=str(tmp_path / "other" / "last"))
 
 
-def test_the_command_line():
-    words = ["--model-name", "gpt2-nano", "--data-glob", "stdlib", "--prompt", "The river", "--loss_rate", "0.05"]
-    words += ["--no-reliable-gather", "--new_tokens", "7"]
-    expected = {"data_glob": "stdlib", "prompt": "The river", "loss_rate": 0.05, "reliable_gather": False}
-    assert parse(EvaluateConfig, None, words).changes() == {**expected, "new_tokens": 7}
-    for wrong, message in ((["--tensor_parallel_size", "3"], "tensor_parallel_size = 3"), (["--new_tokens", "0"], "0")):
-        with pytest.raises(ValueError, match=message):
-            parse(EvaluateConfig, None, wrong)
+@pytest.mark.parametrize("kind", ["classification", "regression", "choice"])
+def test_an_easy_pattern_is_learnt(tmp_path, kind):
+    values = {"max_steps": 60, "loss_rate": 0.02, "eval_samples": 15, "save_model": False}
+    record = train(tmp_path, kind, **values)
+    assert record["final"]["score_clean"] > 0.9
+    assert record["final"]["score_lossy"] > 0.8
+    assert record["data"]["chance"] < 0.7
+
+
+def test_generating_the_answer_is_learnt(tmp_path):
+    record = train(tmp_path, "generation", max_steps=80, loss_rate=0.02, save_model=False, learning_rate=1e-2)
+    assert record["final"]["score_clean"] > 0.6
+    assert record["curves"]["eval"][-1]["f1_clean"] >= record["final"]["score_clean"]
+
+
+@pytest.mark.parametrize("kind", ["choice", "generation"])
+def test_two_processes_train_and_evaluate_as_virtual_ranks_do(processes, tmp_path, kind):
+    values = {"tensor_parallel_size": 2, **OWN_STREAMS}
+    folders = [tmp_path / "here", tmp_path / "there"]
+    here = train(folders[0], kind, **values)
+    there = processes(2, _train, folders[1], kind, values)[0]
+    assert losses(there) == pytest.approx(losses(here), rel=1e-4)
+    assert there["network"] == here["network"]
+    mine = evaluate(folders[0], loss_rate=0.3, **values)
+    theirs = processes(2, _evaluate, folders[0], {"loss_rate": 0.3, **values})
+    assert theirs[0] == theirs[1]
+    assert theirs[0]["network"] == mine["network"]
+    for network in ("clean", "lossy"):
+        assert theirs[0][network] == pytest.approx(mine[network], rel=1e-4, abs=1e-6)
+
+
+def test_replicas_of_a_generation_task_count_by_tokens(processes, tmp_path):
+    """Answers have one word or ten, so replicas predict different numbers of tokens; one process predicts all."""
+    values = {"tensor_parallel_size": 1, "loss_rate": 0.0, "save_model": False, "batch_size": 6, "max_steps": 6}
+    with patch.dict(TASKS, uneven=_uneven()):
+        here = train(tmp_path / "here", "uneven", **values)
+    for number in (1, 2):
+        there = processes(
+            2,
+            _train,
+            tmp_path / f"there {number}",
+            "uneven",
+            {**values, "data_parallel_size": 2, "gradient_accumulation_steps": number},
+        )[0]
+        assert losses(there) == pytest.approx(losses(here), rel=1e-4)
+
+
+def _uneven():
+    def with_answers(row):
+        return {**row, "colour": [" ".join(row["colour"] * (1 if row["label"] else 10))]}
+
+    table = tasks.Table(train=[with_answers(row) for row in TABLE.train], test=TABLE.test)
+    return replace(TASKS["generation"], source=table)
+
+
+def _train(folder, kind, values):
+    with patch.dict(TASKS, uneven=_uneven()):
+        return train(folder, kind, **values)
+
+
+def _evaluate(folder, values):
+    return evaluate(folder, **values)

@@ -1,7 +1,6 @@
 """Test decoders of other families than GPT-2 from training to evaluation, and models in GGUF files."""
 
 import importlib.util
-import math
 import shutil
 import struct
 from pathlib import Path
@@ -25,7 +24,6 @@ NANO = Path(__file__).parents[2] / "models" / "gpt2-nano"
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def folder(request, tmp_path_factory):
-    """Return a folder with a tiny language model and gpt2-nano's tokenizer."""
     folder = tmp_path_factory.mktemp(request.param)
     tokenizer = load_tokenizer("gpt2-nano-scratch")
     tokenizer.save_pretrained(folder)
@@ -50,25 +48,9 @@ def test_it_is_trained_saved_and_evaluated(tmp_path, folder, kind, how):
     assert type(load_model(str(tmp_path / "run" / "last"))).__name__.startswith(("Llama", "Qwen3"))
 
 
-def test_perplexity_and_text_are_evaluated(tmp_path, folder):
-    (tmp_path / "text.txt").write_text("one two three four five six seven eight nine ten " * 30)
-    result = evaluate(
-        tmp_path,
-        model_name=str(folder),
-        data_glob=str(tmp_path / "text.txt"),
-        prompt="one two",
-        new_tokens=4,
-        loss_rate=0.2,
-    )
-    assert result["perplexity"]["clean"] != result["perplexity"]["lossy"]
-    assert 1 < result["perplexity"]["clean"] < math.inf
-
-
 def test_sizes_are_checked_before_anything_is_loaded(folder):
     assert shape_of(str(folder)) == (64, 2, 8, 128, 4, 96)
-    with pytest.raises(
-        ValueError, match="tensor_parallel_size = 3 does not divide the model's 8 heads and its 4 key-value"
-    ):
+    with pytest.raises(ValueError, match=r"tensor_parallel_size = 3 .* 8 heads and its 4 key-value"):
         TrainConfig(model_name=str(folder), tensor_parallel_size=3)
     with pytest.raises(ValueError, match=r"max_length = 129 is above .*'s 128 positions: give at most 128"):
         check_model(str(folder), 2, 129)
@@ -91,14 +73,10 @@ def test_a_family_without_a_plan_is_refused(tmp_path):
     tokenizer = load_tokenizer("gpt2-nano-scratch")
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
     BertConfig(**sizes, architectures=["BertLMHeadModel"]).save_pretrained(tmp_path)
-    line = "is a bert, without a tensor-parallel plan: give a GPT-2, a Llama"
-    with pytest.raises(ValueError, match=line):
-        build_model(f"{tmp_path}-scratch", "classification", tokenizer=tokenizer, dropout=0.0, seed=0)
-    with pytest.raises(ValueError, match=line):
-        load_model(str(tmp_path))
-
-
-# --- GGUF
+    how = {"tokenizer": tokenizer, "dropout": 0.0, "seed": 0}
+    for load in (load_model, lambda name: build_model(f"{name}-scratch", "classification", **how)):
+        with pytest.raises(ValueError, match="is a bert, without a tensor-parallel plan"):
+            load(str(tmp_path))
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path):
@@ -112,8 +90,6 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path):
 
 
 def gguf_with(values: dict[str, Any], file: Path) -> str:
-    """Write a GGUF header: texts, numbers, and lists of numbers."""
-
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
 
@@ -129,15 +105,9 @@ def gguf_with(values: dict[str, Any], file: Path) -> str:
     return str(file)
 
 
-HEADER = {
-    "general.architecture": "qwen2",
-    "qwen2.block_count": 2,
-    "qwen2.embedding_length": 56,
-    "qwen2.attention.head_count": 14,
-    "qwen2.attention.head_count_kv": [2, 2],
-    "qwen2.feed_forward_length": 64,
-    "qwen2.context_length": 128,
-}
+HEADER = {"block_count": 2, "embedding_length": 56, "attention.head_count": 14, "attention.head_count_kv": [2, 2]}
+HEADER |= {"feed_forward_length": 64, "context_length": 128}
+HEADER = {"general.architecture": "qwen2", **{f"qwen2.{name}": value for name, value in HEADER.items()}}
 
 
 def test_a_gguf_files_header_tells_its_shape_before_it_is_read(tmp_path):
@@ -168,14 +138,6 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf, "READERS", ("gguf_of_nobody",))
     with pytest.raises(ValueError, match=r"needs the packages gguf_of_nobody: run ./run_all.sh models, or pip install"):
         check_there(str(file))
-
-
-def test_without_package_and_hub_one_line_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(gguf, "IN_PACKAGES", {"smollm2-135m": "no_such_package"})
-    with pytest.raises(
-        ValueError, match=r"is neither installed nor available from the hub .*: run ./run_all.sh models"
-    ):
-        check_there("smollm2-135m")
 
 
 real = pytest.mark.skipif(

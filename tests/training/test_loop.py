@@ -1,23 +1,12 @@
-import copy
 import json
 
 import pytest
-import torch
 
-from lossytp.training import loop
 from lossytp.training import objectives as finetuning
 from lossytp.training.loop import run
+from tests.training.parallel_runs import comparable
 
 pytestmark = pytest.mark.slow
-
-
-def comparable(record):
-    """Return a record without its seconds, which differ from run to run."""
-    record = copy.deepcopy(record)
-    del record["timing"]
-    for point in record["curves"]["eval"]:
-        del point["seconds"]
-    return record
 
 
 def test_a_record_has_its_documented_keys(toy, tmp_path):
@@ -33,22 +22,18 @@ def test_a_record_has_its_documented_keys(toy, tmp_path):
     assert 0 < training["lost"] < training["packets"]
     assert set(training["by_direction"]) == {"forward", "backward"}
     assert 0.5 < record["data"]["real_token_share"] <= 1
-
-
-def test_a_finished_run_is_not_run_again_and_another_configuration_is_refused(toy, monkeypatch):
-    first = run(toy())
-    monkeypatch.setattr(loop, "Run", None)  # fails if the run starts
-    assert run(toy()) == first
-    with pytest.raises(ValueError, match="loss_rate"):
-        run(toy(loss_rate=0.5))
+    assert (record["processes"], record["implementation"]) == (1, "lossytp")
+    evaluation = record["curves"]["eval"][0]
+    assert evaluation["replica_drift"] == evaluation["score_spread_clean"] == evaluation["score_spread_lossy"] == 0
+    names = ("score", "accuracy", "cross_entropy")
+    assert set(record["final"]) == {f"{name}_{how}" for name in names for how in ("clean", "lossy")}
+    dense = run(toy(max_steps=1, tensor_parallel_size=1, output_dir=str(tmp_path / "dense")))
+    assert dense["implementation"] == "dense"
 
 
 def test_same_seed_same_record_other_seed_another(toy, tmp_path):
-    records = [
-        run(toy(loss_rate=0.2, output_dir=str(tmp_path / "a"), seed=0)),
-        run(toy(loss_rate=0.2, output_dir=str(tmp_path / "b"), seed=0)),
-        run(toy(loss_rate=0.2, output_dir=str(tmp_path / "c"), seed=1)),
-    ]
+    seeds = {"a": 0, "b": 0, "c": 1}
+    records = [run(toy(loss_rate=0.2, output_dir=str(tmp_path / name), seed=seed)) for name, seed in seeds.items()]
     assert comparable(records[0]) == comparable(records[1])
     assert records[0]["curves"] != records[2]["curves"]
 
@@ -62,20 +47,6 @@ def test_without_losses_every_tensor_parallel_size_gives_the_dense_curve(toy, tm
     assert curves[2] == pytest.approx(curves[0], rel=1e-5)
     lossy = run(toy(tensor_parallel_size=8, loss_rate=0.5, output_dir=str(tmp_path / "lossy")))
     assert [point["loss"] for point in lossy["curves"]["train_loss"]] != pytest.approx(curves[0], rel=1e-3)
-
-
-def test_evaluating_more_often_does_not_change_training(toy, tmp_path):
-    rare = run(toy(loss_rate=0.2, dropout=0.1, output_dir=str(tmp_path / "rare")))
-    often = run(toy(loss_rate=0.2, dropout=0.1, eval_steps=1, output_dir=str(tmp_path / "often")))
-    assert rare["curves"]["train_loss"] == often["curves"]["train_loss"]
-    assert rare["final"] == often["final"]
-
-
-def test_clean_and_lossy_evaluation_agree_only_without_losses(toy, tmp_path):
-    final = run(toy(output_dir=str(tmp_path / "clean")))["final"]
-    assert final["cross_entropy_clean"] == final["cross_entropy_lossy"]
-    final = run(toy(loss_rate=0.3, output_dir=str(tmp_path / "lossy")))["final"]
-    assert final["cross_entropy_clean"] != final["cross_entropy_lossy"]
 
 
 def test_the_toy_task_is_learnt_and_time_to_accuracy_recorded(toy, tmp_path):
@@ -109,28 +80,6 @@ def test_half_precision_halves_the_packets(toy, tmp_path, precision):
     ]
     assert half < full
     assert half >= full / 2
-
-
-def test_packet_losses_do_not_touch_global_generators(toy, tmp_path):
-    """Dropout draws the same numbers with and without losses."""
-    states = []
-    for rate in (0.0, 0.5):
-        run(toy(loss_rate=rate, dropout=0.1, output_dir=str(tmp_path / str(rate))))
-        states.append(torch.get_rng_state())
-    assert torch.equal(*states)
-
-
-def test_a_run_on_one_process_is_recorded_as_such(toy, tmp_path):
-    record = run(toy(max_steps=1))
-    assert (record["processes"], record["implementation"]) == (1, "lossytp")
-    evaluation = record["curves"]["eval"][0]
-    assert evaluation["replica_drift"] == evaluation["score_spread_clean"] == 0
-    assert evaluation["score_spread_lossy"] == 0
-    assert set(record["final"]) == {
-        f"{name}_{how}" for name in ("score", "accuracy", "cross_entropy") for how in ("clean", "lossy")
-    }
-    dense = run(toy(max_steps=1, tensor_parallel_size=1, output_dir=str(tmp_path / "dense")))
-    assert dense["implementation"] == "dense"
 
 
 def test_gradients_are_clipped_to_the_given_norm(toy, tmp_path):

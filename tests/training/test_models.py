@@ -37,7 +37,6 @@ def tokenizer():
 
 @pytest.fixture
 def folder(tmp_path, tokenizer):
-    """Return a folder with a language model and its tokenizer."""
     torch.manual_seed(3)
     GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **TINY)).save_pretrained(tmp_path / "lm")
     tokenizer.save_pretrained(tmp_path / "lm")
@@ -57,11 +56,9 @@ def bodies_equal(model, other):
 
 def test_shapes_by_name(folder):
     assert shape_of("gpt2-nano") == shape_of("gpt2-nano-scratch") == Shape(128, 4, 8, 128)
-    assert shape_of("gpt2-nano-wide-scratch") == Shape(256, 4, 8, 128)
-    assert shape_of("gpt2-nano-deep-scratch") == Shape(128, 8, 8, 128)
-    assert shape_of("gpt2-micro") == Shape(256, 8, 8, 128)
-    assert shape_of("gpt2-3m-scratch") == Shape(192, 6, 8, 128)
-    assert shape_of("gpt2-14m-scratch") == Shape(320, 10, 8, 128)
+    sizes = {"nano-wide": (256, 4), "nano-deep": (128, 8), "micro": (256, 8), "3m": (192, 6), "14m": (320, 10)}
+    for name, (width, layers) in sizes.items():
+        assert shape_of(f"gpt2-{name}-scratch") == Shape(width, layers, 8, 128)
     assert shape_of("gpt2-xl") == shape_of("openai-community/gpt2-xl") == Shape(1600, 48, 25, 1024)
     assert shape_of("distilgpt2-scratch") == shape_of("distilbert/distilgpt2") == Shape(768, 6, 12, 1024)
     assert shape_of(str(folder)) == shape_of(f"{folder}-scratch") == Shape(16, 2, 2, 32)
@@ -89,17 +86,6 @@ def test_random_weights_depend_on_the_seed_and_leave_torchs_generator_alone(fold
         assert bodies_equal(first, other) == (name == str(folder))
 
 
-@pytest.mark.parametrize("kind", BATCH)
-def test_pretrained_weights_come_from_the_folder(folder, tokenizer, kind):
-    saved = GPT2LMHeadModel.from_pretrained(folder)
-    model = build(folder, kind, tokenizer=tokenizer)
-    assert bodies_equal(model, saved)
-    assert not bodies_equal(build(f"{folder}-scratch", kind, tokenizer=tokenizer), saved)
-    if kind == "generation":
-        assert model.lm_head.weight is model.transformer.wte.weight
-        assert torch.equal(model.lm_head.weight, saved.lm_head.weight)
-
-
 @pytest.mark.parametrize("before", BATCH)
 @pytest.mark.parametrize("kind", BATCH)
 def test_a_model_trained_on_one_kind_of_task_can_be_trained_on_another(folder, tmp_path, tokenizer, before, kind):
@@ -122,7 +108,6 @@ def test_a_model_trained_on_one_kind_of_task_can_be_trained_on_another(folder, t
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("kind", BATCH)
 def test_a_model_saved_in_half_precision_is_trained_in_float32(tmp_path, tokenizer, family, dtype, kind):
-    """Also with random weights, and with tensor-parallel layers."""
     config = AutoConfig.for_model(family, **{**SIZES, "vocab_size": len(tokenizer)})
     saved = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
     saved.save_pretrained(tmp_path)
@@ -142,7 +127,6 @@ def test_a_model_saved_in_half_precision_is_trained_in_float32(tmp_path, tokeniz
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_language_models_head_is_kept(tmp_path, tokenizer, tied):
-    """Larger models seldom tie it to the embeddings."""
     sizes = {**SIZES, "vocab_size": len(tokenizer), "tie_word_embeddings": tied}
     saved = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **sizes))
     saved.save_pretrained(tmp_path)
@@ -153,48 +137,23 @@ def test_a_language_models_head_is_kept(tmp_path, tokenizer, tied):
         assert torch.equal(model.lm_head.weight, saved.lm_head.weight)
 
 
-@pytest.mark.parametrize("kind", BATCH)
-def test_a_saved_model_is_loaded_with_the_head_it_has(folder, tmp_path, tokenizer, kind):
-    model = build(folder, kind, tokenizer=tokenizer)
-    model.save_pretrained(tmp_path / "saved")
-    loaded = load_model(str(tmp_path / "saved"))
-    assert type(loaded) is type(model)
-    assert all(torch.equal(weight, loaded.state_dict()[key]) for key, weight in model.state_dict().items())
-
-
-def test_a_model_without_weights_or_head_cannot_be_evaluated(folder, tmp_path):
-    with pytest.raises(ValueError, match="gpt2-nano-scratch' is untrained: give gpt2-nano"):
+def test_a_model_without_weights_or_a_known_head_cannot_be_evaluated(folder):
+    with pytest.raises(ValueError, match="gpt2-nano-scratch' is untrained"):
         load_model("gpt2-nano-scratch")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2Model"]}))
-    with pytest.raises(
-        ValueError, match=r"has architectures = \['GPT2Model'\]: give one whose name ends with LMHeadModel"
-    ):
-        load_model(str(folder))
+    for named in (["GPT2Model"], 5, "GPT2LMHeadModel", [["GPT2LMHeadModel"]], {"GPT2LMHeadModel": 1}, None):
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": named}))
+        with pytest.raises(ValueError, match=re.escape(f"architectures = {named}")):
+            load_model(str(folder))
 
 
-@pytest.mark.parametrize("named", [5, "GPT2LMHeadModel", [5], [["GPT2LMHeadModel"]], {"GPT2LMHeadModel": 1}, None])
-def test_an_unknown_architecture_is_one_line(folder, named):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": named}))
-    with pytest.raises(
-        ValueError, match=re.escape(f"has architectures = {named}: give one whose name ends with LMHeadModel")
-    ):
-        load_model(str(folder))
-
-
-def test_files_that_are_damaged_or_missing_are_one_line(folder, tokenizer):
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:500])
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"lm cannot be loaded \(") as error:
-            build(folder, tokenizer=tokenizer)
-        assert "\n" not in str(error.value)
-        weights.unlink(missing_ok=True)
-    build(f"{folder}-scratch", tokenizer=tokenizer)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
+def test_missing_files_are_named(folder, tokenizer):
+    for file in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         (folder / file).unlink()
-    with pytest.raises(ValueError, match="lm holds no tokenizer: save the model's own there"):
+    with pytest.raises(ValueError, match=r"lm cannot be loaded \("):
+        build(folder, tokenizer=tokenizer)
+    build(f"{folder}-scratch", tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="lm holds no tokenizer"):
         load_tokenizer(str(folder))
 
 
@@ -250,14 +209,6 @@ def test_a_tokenizer_that_the_model_cannot_be_used_with_is_refused(folder, token
         load_tokenizer(str(folder))
 
 
-def test_one_line_says_how_to_make_missing_pretrained_models(tmp_path, monkeypatch, tokenizer):
-    monkeypatch.setattr(models, "MODELS", tmp_path)
-    with pytest.raises(ValueError, match=r"gpt2-nano does not exist: .*\./run_all\.sh pretrain gpt2-nano trains$"):
-        load_tokenizer("gpt2-nano-scratch")
-    with pytest.raises(ValueError, match=r"give gpt2-micro-scratch, or a checkout's models/gpt2-micro"):
-        build("gpt2-micro", tokenizer=tokenizer)
-
-
 @pytest.mark.parametrize("name", ["gpt2-nano", "gpt2-micro"])
 def test_the_committed_bases_are_what_their_cards_say(name):
     folder = models.MODELS / name
@@ -303,10 +254,3 @@ def test_gpt2s_own_tokenizer_and_its_shape_from_random_weights():
     model = build("gpt2-scratch", "generation", tokenizer=tokenizer)
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
     assert model.config.pad_token_id == 50256
-
-
-def test_a_language_models_loss_is_chosen_without_a_warning(folder, tokenizer, monkeypatch):
-    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", lambda *words: pytest.fail(str(words)))
-    tokens = torch.tensor([[1, 2, 3]])
-    for model in (build(folder, "generation", tokenizer=tokenizer), load_model(str(folder))):
-        assert model(input_ids=tokens, labels=tokens).loss > 0

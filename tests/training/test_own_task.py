@@ -25,7 +25,6 @@ FLAGS = "--model_name gpt2-nano-scratch --batch_size 12 --max_steps 1 --warmup_s
 
 @pytest.fixture(autouse=True)
 def _small(tmp_path, monkeypatch):
-    """Train a small model, in a working folder that has no data."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with ExitStack() as stack:
@@ -86,8 +85,6 @@ def test_the_configuration_is_the_files_content_however_it_is_given(tmp_path, mo
     config = config_of(file)
     assert (config.data.dataset, config.data.task_folder) == ("mine", str(tmp_path / "tasks"))
     assert config == TrainConfig.from_dict(config.as_dict())
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config.changes(), "dataset": str(file), "declaration": None}))
-    assert parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")]) == config
     monkeypatch.setenv("HOME", str(tmp_path))
     assert config_of("~/tasks/mine.yaml") == config
     with pytest.raises(

@@ -6,7 +6,6 @@ Functions named `on_rank_...` run in every process. A run that is already in its
 import contextlib
 import importlib.util
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,12 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lossytp.parallel.replicas import placed
 from lossytp.training import loop
 from lossytp.training.engine import Engine
 from tests.training.parallel_runs import (
     PARALLELISMS,
     batches,
+    comparable,
     curve,
     expected_links,
     expected_packets,
@@ -29,7 +28,6 @@ from tests.training.parallel_runs import (
     task_in,
     train,
 )
-from tests.training.test_loop import comparable
 
 pytestmark = pytest.mark.slow
 
@@ -37,16 +35,14 @@ LOSSY = {"loss_rate": 0.1, "max_steps": 6}
 
 
 @pytest.mark.parametrize("name", PARALLELISMS)
-def test_without_losses_every_parallelism_trains_as_one_process_does(
-    processes: Callable, folder: Path, dense: dict, name: str
-) -> None:
+def test_without_losses_every_parallelism_trains_as_one_process_does(processes, folder, dense, name):
     number, values = PARALLELISMS[name]
     records = processes(number, train, folder / name, values)
     assert all(comparable(record) == comparable(records[0]) for record in records)
     record = records[0]
     assert curve(record) == pytest.approx(curve(dense), rel=1e-4)
     assert record["final"] == pytest.approx(dense["final"], rel=1e-4)
-    assert record["processes"] == number
+    assert (record["processes"], record["environment"]["backend"]) == (number, "gloo")
     tensor_parallel = "tensor_parallel_size" in values
     assert record["implementation"] == (values.get("implementation", "lossytp") if tensor_parallel else "dense")
     evaluation = record["curves"]["eval"][-1]
@@ -55,9 +51,7 @@ def test_without_losses_every_parallelism_trains_as_one_process_does(
 
 
 @pytest.mark.parametrize("name", PARALLELISMS)
-def test_losses_change_training_and_packets_follow_from_shapes_and_mtu(
-    processes: Callable, folder: Path, dense: dict, name: str
-) -> None:
+def test_losses_change_training_and_packets_follow_from_shapes_and_mtu(processes, folder, dense, name):
     number, values = PARALLELISMS[name]
     record = processes(number, train, folder / name, values | LOSSY)[0]
     assert curve(record) != pytest.approx(curve(dense)[:6], rel=1e-2)
@@ -74,34 +68,8 @@ def test_losses_change_training_and_packets_follow_from_shapes_and_mtu(
     assert traffic["observed_loss_rate"] == pytest.approx(0.1, abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
-def test_replicas_of_either_implementation_train_alike_and_records_say_whose(
-    processes: Callable, folder: Path, dense: dict, name: str
-) -> None:
-    number, values = PARALLELISMS[name]
-    custom = values | {"implementation": "custom"}
-    record = processes(number, train, folder / name, custom)[0]
-    assert curve(record) == pytest.approx(curve(dense), rel=1e-4)
-    assert record["final"] == pytest.approx(dense["final"], rel=1e-4)
-    assert (record["implementation"], record["data_parallel_implementation"]) == ("dense", "custom")
-    theirs = processes(number, train, folder / name, values)[0]  # of an earlier test
-    assert theirs["data_parallel_implementation"] == "pytorch"
-    lossy = processes(number, train, folder / name, custom | LOSSY | {"save_model": True, "gradient_clipping": 1.0})[0]
-    assert lossy["network"]["training"]["observed_loss_rate"] == pytest.approx(0.1, abs=0.02)
-
-
-@pytest.mark.parametrize("name", ["lossytp", "lossytp, two ranks a process"])
-def test_with_losses_processes_train_as_virtual_ranks_do(processes: Callable, folder: Path, name: str) -> None:
-    number, values = PARALLELISMS[name]
-    values = values | {"loss_rate": 0.05, "max_steps": 8, "eval_steps": 4}
-    here, there = train(folder / "virtual", values), processes(number, train, folder / name, values)[0]
-    assert curve(there) == pytest.approx(curve(here), rel=1e-5)
-    assert there["network"] == here["network"]
-    assert there["final"] == pytest.approx(here["final"], rel=1e-4)
-
-
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "gpipe"])
-def test_evaluating_more_often_does_not_change_training(processes: Callable, folder: Path, name: str) -> None:
+def test_evaluating_more_often_does_not_change_training(processes, folder, name):
     number, values = PARALLELISMS[name]
     rare, often = (
         processes(number, train, folder / name, values | LOSSY | changes)[0] for changes in ({}, {"eval_steps": 2})
@@ -110,7 +78,7 @@ def test_evaluating_more_often_does_not_change_training(processes: Callable, fol
     assert often["network"]["training"] == rare["network"]["training"]
 
 
-def test_the_backend_has_the_algorithm_and_the_repair_of_the_configuration(processes: Callable, folder: Path) -> None:
+def test_the_backend_has_the_algorithm_and_the_repair_of_the_configuration(processes, folder):
     """`rescale` multiplies FSDP's parameters too; AdamW would hide a factor of DDP's gradients."""
     number, values = PARALLELISMS["fsdp"]
     zero, rescale = (
@@ -122,7 +90,7 @@ def test_the_backend_has_the_algorithm_and_the_repair_of_the_configuration(proce
     assert curve(zero) != pytest.approx(curve(rescale), rel=1e-3)
 
 
-def test_a_pipeline_has_the_adjoint_of_the_configuration(processes: Callable, folder: Path) -> None:
+def test_a_pipeline_has_the_adjoint_of_the_configuration(processes, folder):
     """The first stage trains differently, with the same losses."""
     values = {"pipeline_parallel_size": 2, "loss_rate": 0.2, "max_steps": 4}
     plain, exact = (
@@ -135,7 +103,7 @@ def test_a_pipeline_has_the_adjoint_of_the_configuration(processes: Callable, fo
 
 
 @pytest.mark.parametrize("name", ["lossytp", "megatron", "fsdp", "gpipe", "lossytp and fsdp"])
-def test_clipped_gradients_are_those_of_one_process(processes: Callable, folder: Path, dense: dict, name: str) -> None:
+def test_clipped_gradients_are_those_of_one_process(processes, folder, dense, name):
     """The limit clips some steps only: AdamW would hide a factor that all steps share."""
     number, values = PARALLELISMS[name]
     clipped = {"gradient_clipping": 4.0, "max_steps": 8, "warmup_steps": 0}
@@ -146,7 +114,6 @@ def test_clipped_gradients_are_those_of_one_process(processes: Callable, folder:
 
 
 def on_rank_see(folder: Path, values: dict) -> list[list[int]]:
-    """Return the labels and tokens that the model received in each step."""
     seen = []
 
     def look(module: Any, arguments: tuple, named: dict) -> None:
@@ -164,9 +131,7 @@ def on_rank_see(folder: Path, values: dict) -> list[list[int]]:
     return seen
 
 
-def test_replicas_see_different_shares_of_each_batch_and_tensor_parallel_ranks_the_same(
-    processes: Callable, folder: Path
-) -> None:
+def test_replicas_see_different_shares_of_each_batch_and_tensor_parallel_ranks_the_same(processes, folder):
     number, values = PARALLELISMS["lossytp and ddp"]
     seen = processes(number, on_rank_see, folder / "seen", values | {"max_steps": 3})
     shares = [
@@ -180,7 +145,6 @@ def test_replicas_see_different_shares_of_each_batch_and_tensor_parallel_ranks_t
 
 
 def on_rank_look(folder: Path, values: dict) -> tuple[int, set[str]]:
-    """Return the seed of dropout, and a pipeline's schedules."""
     looked = []
 
     def after(engine: Engine, scaler: torch.amp.GradScaler) -> None:
@@ -200,16 +164,12 @@ def on_rank_look(folder: Path, values: dict) -> tuple[int, set[str]]:
         ("1f1b", [(5, {"Schedule1F1B"}), (6, {"Schedule1F1B"})]),
     ],
 )
-def test_only_tensor_parallel_ranks_share_dropout_and_a_pipeline_has_its_schedule(
-    processes: Callable, folder: Path, name: str, expected: list
-) -> None:
+def test_only_tensor_parallel_ranks_share_dropout_and_a_pipeline_has_its_schedule(processes, folder, name, expected):
     number, values = PARALLELISMS[name]
     assert processes(number, on_rank_look, folder / "look", values | {"max_steps": 1, "seed": 5}) == expected
 
 
-def test_all_ranks_stop_at_the_same_evaluation_though_their_accuracies_differ(
-    processes: Callable, folder: Path
-) -> None:
+def test_all_ranks_stop_at_the_same_evaluation_though_their_accuracies_differ(processes, folder):
     """FSDP's ranks lose different packets of gathered parameters."""
     _, values = PARALLELISMS["fsdp"]
     changes = {"loss_rate": 0.4, "max_steps": 12, "eval_steps": 1, "patience": 2, "learning_rate": 0.0}
@@ -239,7 +199,7 @@ def on_rank_overflow(folder: Path, values: dict) -> tuple[list[float], list[floa
     return scales, weights
 
 
-def test_all_ranks_skip_a_step_if_one_overflows(processes: Callable, folder: Path) -> None:
+def test_all_ranks_skip_a_step_if_one_overflows(processes, folder):
     _, values = PARALLELISMS["lossytp"]
     answers = processes(2, on_rank_overflow, folder / "fp16", values | {"fp16": True, "max_steps": 5})
     assert answers[0][0] == answers[1][0]
@@ -250,25 +210,7 @@ def test_all_ranks_skip_a_step_if_one_overflows(processes: Callable, folder: Pat
         assert weights[4] != weights[3]
 
 
-def on_rank_drift(folder: Path, values: dict) -> dict:
-    def before(engine: Engine) -> None:
-        if dist.get_rank() == 1:
-            for parameter, axes, _ in placed(engine.module):
-                parameter.data.mul_(1.0 if "tp" in axes else 1.5)
-
-    with spied(before):
-        return train(folder, values)
-
-
-def test_replica_drift_is_recorded(processes: Callable, folder: Path) -> None:
-    _, values = PARALLELISMS["lossytp"]
-    changes = {"max_steps": 1, "learning_rate": 0.0}
-    record = processes(2, on_rank_drift, folder / "drift", values | changes)[0]
-    assert record["curves"]["eval"][0]["replica_drift"] == pytest.approx(0.5 / 1.25)
-
-
 def on_rank_again(folder: Path, values: dict) -> dict | tuple[str, str, str]:
-    """Return the record, or the error and what was printed. Fail if a run starts."""
     printed = io.StringIO()
     with patch.object(loop, "Run", None), contextlib.redirect_stderr(printed):
         try:
@@ -277,9 +219,7 @@ def on_rank_again(folder: Path, values: dict) -> dict | tuple[str, str, str]:
             return type(error).__name__, str(error), printed.getvalue()
 
 
-def test_a_finished_run_is_not_run_again_and_another_configuration_is_refused_once(
-    processes: Callable, folder: Path
-) -> None:
+def test_a_finished_run_is_not_run_again_and_another_configuration_is_refused_once(processes, folder):
     _, values = PARALLELISMS["ddp"]
     values = values | {"output_dir": str(folder / "again"), "max_steps": 2}
     first = processes(2, train, folder, values)
@@ -290,21 +230,13 @@ def test_a_finished_run_is_not_run_again_and_another_configuration_is_refused_on
     assert quiet == ("SystemExit", "2", "")
 
 
-def test_the_record_names_the_backend_of_several_processes(processes: Callable, folder: Path) -> None:
-    _, values = PARALLELISMS["ddp"]
-    records = processes(2, train, folder / "backend", values | {"max_steps": 1})
-    assert [record["environment"]["backend"] for record in records] == ["gloo"] * 2
-    assert "backend" not in train(folder / "alone", {"max_steps": 1})["environment"]
-
-
 def on_rank_train_otherwise(folder: Path, values: dict) -> str:
-    """Train with another learning rate on rank 1; return the error."""
     with pytest.raises(ValueError, match="on rank 0 and") as error:
         train(folder, values | {"learning_rate": 1e-3 + dist.get_node_local_rank()})
     return str(error.value)
 
 
-def test_runs_whose_ranks_have_other_settings_do_not_start(processes: Callable, folder: Path) -> None:
+def test_runs_whose_ranks_have_other_settings_do_not_start(processes, folder):
     _, values = PARALLELISMS["ddp"]
     values = values | {"output_dir": str(folder / "otherwise")}
     for error in processes(2, on_rank_train_otherwise, folder, values):
@@ -322,9 +254,7 @@ def on_rank_miss_megatron(folder: Path, values: dict) -> tuple[dict, str]:
         return train(folder, values), told.getvalue()
 
 
-def test_without_megatron_the_projects_layers_run_and_one_line_says_how_to_get_it(
-    processes: Callable, folder: Path, dense: dict
-) -> None:
+def test_without_megatron_the_projects_layers_run_and_one_line_says_how_to_get_it(processes, folder, dense):
     _, values = PARALLELISMS["megatron"]
     answers = processes(2, on_rank_miss_megatron, folder / "missing", values | LOSSY)
     (record, told), (_, silence) = answers

@@ -144,17 +144,6 @@ def test_a_lost_connection_is_one_line(run_failing_command, sign):
     assert (code, text) == (1, f"rank 1: error: {reason}\n")
 
 
-@pytest.mark.parametrize("error", [ValueError("loss_rate = 2"), RuntimeError("loss_rate = 2")])
-def test_torchrun_gets_the_error_as_json_from_a_silent_rank_too(run_failing_command, tmp_path, error):
-    file = tmp_path / "error.json"
-    run_failing_command(error, RANK="1", LOCAL_RANK="1", TORCHELASTIC_ERROR_FILE=str(file))
-    content = json.loads(file.read_text())["message"]
-    assert content["message"].endswith("loss_rate = 2")
-    assert content["message"].startswith("RuntimeError: ") is isinstance(error, RuntimeError)
-    assert content["extraInfo"]["py_callstack"] == content["message"]
-    assert content["extraInfo"]["timestamp"].isdigit()
-
-
 def test_a_lost_connection_is_dated_after_the_error_that_caused_it(run_failing_command, tmp_path, monkeypatch):
     """torchrun calls the earliest error the root cause; within a second, that of the lowest rank."""
     monkeypatch.setattr(time, "time", lambda: 100.9)

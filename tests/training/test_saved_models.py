@@ -17,6 +17,7 @@ from tests.training.parallel_runs import settings, task_in, weights
 
 pytestmark = pytest.mark.slow
 
+TP = {"tensor_parallel_size": 2}
 PLACES = ("best", "last", ".best.part", ".last.part", "checkpoint")
 
 
@@ -99,8 +100,6 @@ def _train(folder: Path, place: str | None) -> None:
 
 
 def _die_at(place: str) -> None:
-    """Kill this process at a point of the first save, or of one that replaces a model."""
-
     def dying(function, die_before=False):
         def call(*arguments, **named):
             if die_before:
@@ -121,7 +120,6 @@ def _die_at(place: str) -> None:
 
 
 def score_next(monkeypatch, *scores):
-    """Let the next evaluations have these scores, with and without losses."""
     coming = iter(scores)
 
     def evaluate(self, step):
@@ -167,16 +165,9 @@ def test_a_run_knows_its_own_checkpoint_by_any_path(toy, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "values",
     [
-        {"tensor_parallel_size": 2},
-        DDP,
-        {**DDP, "tensor_parallel_size": 2},
-        FSDP,
-        {**FSDP, "tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
-        {"tensor_parallel_size": 2, "implementation": "dtensor"},
-        {"tensor_parallel_size": 2, "implementation": "megatron"},
-        {**DDP, "implementation": "custom"},
-        {**FSDP, "implementation": "custom"},
+        *({**replicas, **how} for replicas in (DDP, FSDP) for how in ({}, TP, {"implementation": "custom"})),
+        *({**TP, "implementation": name} for name in ("lossytp", "dtensor", "megatron")),
     ],
     ids=str,
 )

@@ -65,7 +65,6 @@ def start(tmp_path: Path) -> Iterator[Callable]:
 
 
 def family(process: subprocess.Popen) -> list[psutil.Process]:
-    """Return the process, if it still runs, and all its descendants."""
     try:
         parent = psutil.Process(process.pid)
         return [parent, *parent.children(recursive=True)]
@@ -78,7 +77,6 @@ def module(tmp_path: Path, *flags: str) -> list[str]:
 
 
 def script(tmp_path: Path, change: str, *flags: str) -> list[str]:
-    """Return the command of the entry point after a change to the library."""
     file = tmp_path / "changed.py"
     call = "from lossytp import train\nfrom lossytp.training.command_line import run_as_command\n"
     file.write_text(f"{change}\n{call}run_as_command(train.main)\n")
@@ -86,7 +84,6 @@ def script(tmp_path: Path, change: str, *flags: str) -> list[str]:
 
 
 def steps_began(tmp_path: Path, ranks: list[psutil.Process]) -> None:
-    """Wait until the ranks train: they have used processor time since the folder was made."""
     while not (tmp_path / "run").exists():
         assert all(rank.is_running() for rank in ranks)
         time.sleep(0.05)
@@ -96,7 +93,6 @@ def steps_began(tmp_path: Path, ranks: list[psutil.Process]) -> None:
 
 
 def ranks_of(agent: subprocess.Popen, number: int) -> list[psutil.Process]:
-    """Return the processes that torchrun started, by rank."""
     while agent.poll() is None:
         ranks = {}
         for process in family(agent)[1:]:
@@ -119,7 +115,7 @@ def ended(process: subprocess.Popen) -> int:
     return process.wait()
 
 
-def test_torchrun_trains_as_virtual_ranks_do(tmp_path: Path, start: Callable) -> None:
+def test_torchrun_trains_as_virtual_ranks_do(tmp_path, start):
     agent, told = start([*TORCHRUN, "2", *module(tmp_path, "--max_steps", "12")])
     assert agent.wait(120) == 0, told.read_text()
     lines = [line for line in told.read_text().splitlines() if ": accuracy " in line]
@@ -136,7 +132,7 @@ def test_torchrun_trains_as_virtual_ranks_do(tmp_path: Path, start: Callable) ->
     assert there["network"] == here["network"]
 
 
-def test_a_killed_rank_ends_all(tmp_path: Path, start: Callable) -> None:
+def test_a_killed_rank_ends_all(tmp_path, start):
     agent, told = start([*TORCHRUN, "2", *module(tmp_path, *ENDLESS)])
     ranks = ranks_of(agent, 2)
     steps_began(tmp_path, ranks)
@@ -148,7 +144,7 @@ def test_a_killed_rank_ends_all(tmp_path: Path, start: Callable) -> None:
     assert read_record(tmp_path / "run") is None
 
 
-def test_a_rank_that_fails_ends_all_and_says_why(tmp_path: Path, start: Callable) -> None:
+def test_a_rank_that_fails_ends_all_and_says_why(tmp_path, start):
     agent, told = start([*TORCHRUN, "2", *script(tmp_path, RANK_1_FAILS, *ENDLESS)])
     while "rank 1: error: RuntimeError: out of memory, say\n" not in told.read_text():
         assert agent.poll() is None, told.read_text()
@@ -159,7 +155,7 @@ def test_a_rank_that_fails_ends_all_and_says_why(tmp_path: Path, start: Callable
     assert "RuntimeError: out of memory, say" in summary
 
 
-def test_a_wrong_number_of_processes_is_refused_once(tmp_path: Path, start: Callable) -> None:
+def test_a_wrong_number_of_processes_is_refused_once(tmp_path, start):
     agent, told = start([*TORCHRUN, "3", *module(tmp_path)])
     assert ended(agent) != 0
     message = "error: tensor_parallel_size = 2 cannot be spread evenly over 3 processes: start with torchrun "
@@ -173,12 +169,11 @@ def by_hand(rank: int, port: int, world: int = 2) -> dict[str, Any]:
 
 
 def errors_in(told: Path) -> list[str]:
-    """Return the lines of a process that are neither warnings nor the progress that a slow machine tells."""
     beside = ("Warning", "warn", "s so far")
     return [line for line in told.read_text().splitlines() if not any(word in line for word in beside)]
 
 
-def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path: Path, start: Callable) -> None:
+def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path, start):
     """All commands run at once, since each takes seconds to import torch."""
     missing = by_hand(0, 1)
     del missing["MASTER_PORT"]
@@ -209,7 +204,7 @@ def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path: Pat
             assert message in lines[0]
 
 
-def test_a_rank_whose_peer_is_killed_ends_with_one_line(tmp_path: Path, start: Callable) -> None:
+def test_a_rank_whose_peer_is_killed_ends_with_one_line(tmp_path, start):
     with held_port() as port:
         started = [start([sys.executable, *module(tmp_path, *ENDLESS)], **by_hand(rank, port)) for rank in (0, 1)]
         steps_began(tmp_path, [psutil.Process(process.pid) for process, _ in started])

@@ -28,6 +28,7 @@ def pretrain(tmp_path, monkeypatch):
         defaults = {
             "data_glob": str(data / "train-*.parquet"),
             "validation_glob": str(data / "validation-*.parquet"),
+            "output_dir": str(tmp_path / folder),
             "batch_size": 8,
             "microbatch_size": 2,
             "block_size": 16,
@@ -36,7 +37,6 @@ def pretrain(tmp_path, monkeypatch):
             "total_steps": STEPS,
             "eval_steps": 3,
             "checkpoint_steps": 3,
-            "output_dir": str(tmp_path / folder),
         }
         return PretrainConfig(**{**defaults, **values})
 

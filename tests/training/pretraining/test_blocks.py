@@ -240,7 +240,6 @@ def test_batches_of_any_size_give_the_same_blocks(documents, tokenizer, monkeypa
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_the_same_blocks_follow_from_any_saved_state(documents, tokenizer, monkeypatch, streaming):
-    """Also from the beginning, across the end of a portion, and into later passes."""
     monkeypatch.setattr(packing, "SHUFFLED_BLOCKS", 10)
     text = corpus(str(documents / "*"), split="train")
     blocks = packed(text, tokenizer, streaming=streaming)

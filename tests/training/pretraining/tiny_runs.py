@@ -28,7 +28,6 @@ def weights(config):
 
 
 def assert_same(config, record, other, other_record):
-    """Assert that losses and weights are equal to the last bit."""
     assert losses(record) == losses(other_record)
     assert validation_losses(record) == validation_losses(other_record)
     assert record["final"] == other_record["final"]
@@ -38,7 +37,6 @@ def assert_same(config, record, other, other_record):
 
 
 def stopped(config, at_step):
-    """Run, and interrupt the run before a step."""
     step = Run.train_step
 
     def stops(self, number, batch):
@@ -51,6 +49,5 @@ def stopped(config, at_step):
 
 
 def on_rank_train(values):
-    """Run on this process, alone or as one of several."""
     with patch.dict(models.PRESETS, {"gpt2-nano": TINY}), patch.object(text, "SHUFFLED_BLOCKS", 30):
         return run(PretrainConfig(**values))

@@ -1,13 +1,16 @@
-"""Test the tasks that are known by name: their prompts, labels and scores."""
+"""Test the tasks that are known by name: their prompts, labels and scores, and the docstrings of libraries."""
 
 import os
-import subprocess
-import sys
+import re
 
 import numpy as np
 import pytest
 
-from lossytp.training.tasks import TASKS, Classification, Generation, MultipleChoice, Regression
+from lossytp.training.batches import load_dataset
+from lossytp.training.docstrings import LIBRARIES, docstrings_of, mask_names, split_of
+from lossytp.training.models import load_tokenizer
+from lossytp.training.tasks import TASKS, Classification, Generation, MultipleChoice, Regression, Table
+from paper.baseline import bag_of_tokens, bag_of_words
 from tests.training.tasks.hub_rows import ROWS, write_hub
 
 NAMES = sorted(ROWS)
@@ -35,7 +38,6 @@ def score(task, examples, predictions):
 
 
 def logits(examples, chosen):
-    """Return 1 for the chosen option of each example, 0 for its others, and -inf for missing options."""
     options = max(len(example.endings) for example in examples)
     rows = np.full((len(examples), options), -np.inf)
     for row, example, choice in zip(rows, examples, chosen, strict=True):
@@ -110,52 +112,6 @@ def test_a_prompt_holds_all_of_the_text_and_is_cut_if_long(name):
             assert len(example.endings) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if isinstance(TASKS[name], MultipleChoice)])
-def test_permuted_options_change_nothing(name):
-    task = TASKS[name]
-    for row in ROWS[name]:
-        example, turned = task.example(row), task.example(backwards(name, row))
-        assert turned.body == example.body
-        assert turned.endings == example.endings[::-1]
-        assert turned.endings[turned.label] == example.endings[example.label]
-        assert turned.label == len(example.endings) - 1 - example.label
-    metric, rows = task.metric(), [task.example(row) for row in ROWS[name]]
-    turned = [task.example(backwards(name, row)) for row in ROWS[name]]
-    scores = [
-        metric.compute(predictions=logits_by_text(examples), references=[example.label for example in examples])
-        for examples in (rows, turned)
-    ]
-    assert scores[0] == pytest.approx(scores[1])
-    assert scores[0]["cross_entropy"] > 0
-
-
-def logits_by_text(examples):
-    """Return logits that depend only on the text."""
-    width = max(len(example.endings) for example in examples)
-    return [
-        [sum(map(ord, ending)) % 97 / 9.7 for ending in example.endings] + [-np.inf] * (width - len(example.endings))
-        for example in examples
-    ]
-
-
-def backwards(name, row):
-    """Return the row with its options in reverse order, and the gold index changed accordingly."""
-    lists = {"hellaswag": ("endings", "label"), "quality": ("options", "answer")}
-    if name in lists:
-        options, gold = lists[name]
-        turned = type(row[gold])(len(row[options]) - 1 - int(row[gold]))
-        return {**row, options: row[options][::-1], gold: turned}
-    if name == "arc_easy":
-        names = row["choices"]["label"]
-        gold = names[len(names) - 1 - names.index(row["answerKey"])]
-        return {**row, "choices": {"text": row["choices"]["text"][::-1], "label": names}, "answerKey": gold}
-    columns = TASKS[name].options
-    turned = {column: row[other] for column, other in zip(columns, reversed(columns), strict=True)}
-    if name == "winogrande_l":
-        return {**row, **turned, "answer": {"1": "2", "2": "1"}[row["answer"]]}
-    return {**row, **turned, "label": len(columns) - 1 - row["label"]}
-
-
 def test_prompts_read_naturally():
     def whole(name, number=0):
         example = TASKS[name].example(ROWS[name][number])
@@ -166,29 +122,17 @@ def test_prompts_read_naturally():
     assert whole("winogrande_l", 2) == "Eve's cup did not fit the shelf, for the cup was big."
     assert whole("hellaswag") == "Cutting bread: How to cut A cook takes a knife. she cuts the bread 0. Done."
     assert whole("arc_easy", 2) == "Question: What flies? Answer: a wren"
+    assert whole("arc_easy", 1) == "Question: What melts? Answer: ice"
+    assert whole("hellaswag", 1).endswith("she reads the bread 1. Done.")
+    assert whole("piqa", 1) == "Question: open jar 1 Answer: kick the wall 1"
+    assert whole("quality", 1).endswith("It never came back. Question: What left in year 1? Answer: A song")
+    assert whole("cosmosqa", 2).endswith("rained . Question: Why did I run ? Answer: The bus came .")
     assert whole("imdb") == "Not bad. I saw it 0 times. ."
     assert whole("mnli") == "The boat of number 0 sails . Hypothesis: Does boat 0 sail ?"
     assert whole("hotpotqa").startswith(
         "Acme: Jo Moe founded Acme.\nParis: Paris is old. It is big.\nJo Moe: Jo is a man."
     )
     assert TASKS["squad"].example(ROWS["squad"][0]).label == ("Egypt", "through Egypt")
-
-
-def test_every_task_says_how_many_logits_it_needs():
-    assert {name: TASKS[name].num_logits for name in ("sst2", "mnli", "stsb", "arc_easy", "squad")} == {
-        "sst2": 2,
-        "mnli": 3,
-        "stsb": 1,
-        "arc_easy": 1,
-        "squad": None,
-    }
-
-
-def test_naming_tasks_imports_nothing_slow():
-    code = "import sys, lossytp; old = set(sys.modules); import lossytp.training.tasks; print(set(sys.modules) - old)"
-    new = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "lossytp.training.tasks" in new
-    assert not {"'datasets'", "'evaluate'", "'transformers'", "'sklearn'"} & set(new.strip("{}\n").split(", "))
 
 
 SUBSETS = {"qnli": ("train",), "mnli": ("train", "test")}  # in the project's own copy of the data
@@ -209,3 +153,66 @@ def test_the_real_data(name, tmp_path, monkeypatch):
         chance = TASKS[name].chance([example.label for example in examples])
         assert chance["score"] < 0.8
         assert all(len(example.body) > 1 for example in examples)
+
+
+LONG = "Return something that takes a hundred characters to say " * 3
+
+
+def test_names_and_aliases_are_masked_whole():
+    text = "numpy.ndarray, np.sum, PyTorch, SciPy; torchvision and input stay"
+    assert mask_names(text) == "lib.ndarray, lib.sum, lib, lib; torchvision and input stay"
+
+
+def test_functions_classes_and_methods_are_read_and_broken_code_is_skipped():
+    source = f'class A:\n    """{LONG}a"""\n    def f(self):\n        """{LONG}b"""\n\ndef g():\n    """short"""\n'
+    assert docstrings_of(source) == [" ".join(f"{LONG}{end}".split()) for end in "ab"]
+    assert docstrings_of("def broken(:") == []
+
+
+def test_a_module_is_in_one_split_and_about_15_percent_are_test():
+    assert split_of("numpy/linalg.py") == split_of("numpy/linalg.py")
+    shares = [split_of(f"m{number}.py") == "test" for number in range(4000)]
+    assert 0.13 < sum(shares) / len(shares) < 0.17
+
+
+@pytest.mark.slow
+def test_the_embedded_task_has_nine_classes_no_leak_and_no_names():
+    examples = {split: TASKS["docstrings"].examples(split) for split in ("train", "test")}
+    train, test = ({example.body for example in examples[split]} for split in ("train", "test"))
+    assert len(train) == len(examples["train"])  # no duplicates
+    assert not train & test
+    assert {example.label for example in examples["test"]} == set(range(len(LIBRARIES))) == set(range(9))
+    names = re.compile(r"(?<![a-z])(" + "|".join(LIBRARIES) + r")(?![a-z])", re.IGNORECASE)
+    assert not any(names.search(text) for text in train | test)
+    assert 0.2 < TASKS["docstrings"].chance([example.label for example in examples["test"]])["score"] < 0.35
+
+
+def test_a_bag_of_words_classifies_a_sample(monkeypatch):
+    words = ("alpha beta", "gamma delta", "gamma epsilon")
+    rows = [{"text": f"{words[i % 3]} {i}", "label": min(i % 3, 1)} for i in range(60)]
+    source = Table(train=rows, test=rows)
+    monkeypatch.setitem(TASKS, "toy", Classification(source=source, body="{text}", labels=("a", "b")))
+    with pytest.raises(ValueError, match=r"dataset = 'nope' is unknown: choose one of .*toy"):
+        bag_of_words("nope", eval_samples=30)
+    result = bag_of_words("toy", eval_samples=30)
+    assert (result["dataset"], result["classes"], result["test_examples"]) == ("toy", 2, 30)
+    assert result["bag_of_words"] == 1
+    assert 0.5 < result["majority_share"] < 0.9
+    with pytest.raises(
+        ValueError, match=r"dataset = 'stsb' is a regression task, but a bag of words needs a classification"
+    ):
+        bag_of_words("stsb", eval_samples=None)
+
+
+@pytest.mark.parametrize(("max_length", "accuracy"), [(64, 0.8), (2, 0.4)])
+def test_a_bag_of_tokens_reads_what_the_model_does_and_no_more(tmp_path, monkeypatch, max_length, accuracy):
+    """The last word gives the class of four in five test texts; cut texts are equal, and get the larger class."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    texts = ("return alpha", "return beta")
+    train = [{"text": texts[label], "label": label} for label in [0, 0, 1] * 10]
+    test = [{"text": texts[told], "label": label} for told, label in [(0, 0), (0, 0), (1, 1), (1, 1), (0, 1)]]
+    task = Classification(source=Table(train=train, test=test), body="{text}", labels=("a", "b"))
+    monkeypatch.setitem(TASKS, "toy", task)
+    tokenizer = load_tokenizer("gpt2-nano-scratch")
+    data = load_dataset("toy", tokenizer, max_length=max_length, train_samples=None, test_samples=None)
+    assert bag_of_tokens(data) == accuracy

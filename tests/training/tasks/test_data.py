@@ -8,13 +8,7 @@ import torch
 
 from lossytp.parallel.vocabulary import IGNORED
 from lossytp.training import tasks
-from lossytp.training.batches import (
-    ANSWER_TOKENS,
-    TokenizedSplit,
-    evaluation_batches,
-    load_dataset,
-    training_batches,
-)
+from lossytp.training.batches import ANSWER_TOKENS, TokenizedSplit, evaluation_batches, load_dataset, training_batches
 from lossytp.training.models import load_tokenizer
 from lossytp.training.task_kinds import Task
 from tests.training.bos import BOS, with_bos
@@ -51,7 +45,6 @@ def tokenizer():
 
 @pytest.fixture
 def load(tmp_path, monkeypatch, tokenizer):
-    """Return a function that loads a task made of rows, cached below tmp_path."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def loaded(kind: type[Task], rows, *, max_length=64, train_samples=None, **values):
@@ -110,13 +103,15 @@ def test_an_epoch_of_training_batches_holds_every_example_once(split):
     assert second != seen
 
 
-def test_skipping_leaves_out_the_first_batches(split):
+@pytest.mark.parametrize("skip", [0, 1, 24, 30])  # 25 are an epoch
+def test_skipping_leaves_out_the_first_batches_without_making_them(split, monkeypatch, skip):
     whole = training_batches(split, batch_size=8, seed=0)
-    for _ in range(30):  # continues into the second epoch
-        next(whole)
-    late = training_batches(split, batch_size=8, seed=0, skip=30)
-    for _ in range(3):
-        assert torch.equal(next(whole)["input_ids"], next(late)["input_ids"])
+    expected = [next(whole)["input_ids"] for _ in range(skip + 3)][skip:]
+    made, original = [], type(split).batch
+    monkeypatch.setattr(type(split), "batch", lambda *arguments: made.append(1) or original(*arguments))
+    late = training_batches(split, batch_size=8, seed=0, skip=skip)
+    assert all(torch.equal(next(late)["input_ids"], batch) for batch in expected)
+    assert len(made) == 3
 
 
 def test_only_the_seed_determines_the_order(split):

@@ -1,71 +1,54 @@
-"""Test kinds of tasks with data of a user's own."""
+"""Test kinds of tasks with data of a user's own: labels, templates, and declarations in YAML files."""
 
-import pandas as pd
+import json
+import re
+from unicodedata import normalize
+
 import pytest
+import yaml
 
-from lossytp.training.rows import sample_indices
-from lossytp.training.tasks import TASKS, Classification, Files, Generation, MultipleChoice, Regression, Table
+from lossytp.training.task_kinds import class_of, text_of
+from lossytp.training.tasks import (
+    Classification,
+    Files,
+    Generation,
+    MultipleChoice,
+    Regression,
+    Table,
+    declared_task,
+    read_declaration,
+)
+from tests.training.own_tasks import DECLARED, declare, flat_rows, write_rows
+
+NFC, NFD = (normalize(form, "é") for form in ("NFC", "NFD"))
 
 
-def test_a_sample_is_drawn_before_any_text_is_made():
-    read = []
-    rows = [{"text": f"row {i}", "label": i % 2} for i in range(50)]
-    task = Classification(
-        source=Table(train=rows, test=rows), body=lambda row: read.append(row) or row["text"], labels=("a", "b")
-    )
-    assert [example.body for example in task.examples("test", 7)] == [f"row {i}" for i in sample_indices(50, 7)]
-    assert len(read) == 7
-    assert len(task.examples("test", 1000)) == len(task.examples("test")) == 50
+def classification(rows, **options):
+    options = {"body": "{text}", "labels": ("x", "y"), **options}
+    return Classification(source=Table(train=rows, test=rows), **options)
 
 
-def test_a_users_task_from_a_csv(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    pd.DataFrame({"review": ["fine {really}", "poor", None], "verdict": ["good", "bad", "bad"]}).to_csv(
-        tmp_path / "reviews.csv"
-    )
-    TASKS["reviews"] = Classification(
-        source=Files(train=tmp_path / "reviews.csv", test=tmp_path / "reviews.csv"),
-        body="{review}",
-        label="verdict",
-        labels=("bad", "good"),
-    )
-    try:
-        assert TASKS["reviews"].examples("train") == [
-            ("fine {really}", ("",), 1, ""),
-            ("poor", ("",), 0, ""),
-            ("", ("",), 0, ""),
-        ]
-    finally:
-        del TASKS["reviews"]
+
+
+def test_a_users_task_from_a_csv(tmp_path):
+    (tmp_path / "reviews.csv").write_text("review,verdict\nfine {really},good\npoor,bad\n,bad\n")
+    source = Files(train=tmp_path / "reviews.csv", test=tmp_path / "reviews.csv")
+    found = Classification(source=source, body="{review}", label="verdict", labels=("bad", "good")).examples("train")
+    assert found == [("fine {really}", ("",), 1, ""), ("poor", ("",), 0, ""), ("", ("",), 0, "")]
 
 
 def test_a_users_column_may_be_named_part():
-    rows = [{"text": "fine", "label": 1, "part": 7}, {"text": "poor", "label": 0, "part": None}]
-    task = Classification(source=Table(train=rows, test=rows), body="{text}", labels=("bad", "good"))
+    task = classification([{"text": "fine", "label": 1, "part": 7}, {"text": "poor", "label": 0, "part": None}])
     assert [example.part for split in ("train", "test") for example in task.examples(split)] == [""] * 4
-
-
-STARS = {"body": "{review}", "label": "stars", "labels": ("1", "2", "3")}
-
-
-@pytest.mark.parametrize("gap", [[], [("poor again", "")]], ids=["whole", "with a gap"])
-def test_names_of_classes_that_are_numbers_in_a_csv(tmp_path, monkeypatch, gap):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rows = [("poor", 1), ("fair", 2), ("fine", 3), *gap]  # with a gap the column holds 1.0, 2.0, 3.0
-    (tmp_path / "stars.csv").write_text("review,stars\n" + "".join(f"{text},{stars}\n" for text, stars in rows))
-    task = Classification(source=Files(train=tmp_path / "stars.csv", test=tmp_path / "stars.csv"), **STARS)
-    assert [(example.body, example.label) for example in task.examples("train")] == [
-        ("poor", 0),
-        ("fair", 1),
-        ("fine", 2),
-    ]
 
 
 @pytest.mark.parametrize("label", [0.7, 2.5, "inf", float("inf"), [1], 7, -2])
 def test_labels_that_are_no_class_are_refused(label):
-    task = Classification(source=Table(train=[], test=[]), body="{text}", labels=("bad", "good"))
-    with pytest.raises(ValueError, match="is not a class of bad, good"):
-        task.example({"text": "so", "label": label})
+    with pytest.raises(ValueError, match="is not a class of x, y"):
+        classification([]).example({"text": "so", "label": label})
 
 
 @pytest.mark.parametrize("label", [float("nan"), float("inf"), "much"])
@@ -74,13 +57,6 @@ def test_labels_that_are_no_numbers_are_refused(label):
     task = Regression(source=Table(train=rows, test=rows), body="{text}")
     with pytest.raises(ValueError, match=r"in row .* of train of table"):
         task.examples("train")
-
-
-def test_a_users_function_that_fails_is_named_with_its_row():
-    rows = [{"text": None, "label": 0}]
-    task = Classification(source=Table(train=rows, test=rows), body=lambda row: row["text"].lower(), labels=("a", "b"))
-    with pytest.raises(ValueError, match=r"has no attribute 'lower', in row .* of test of table"):
-        task.examples("test")
 
 
 def test_rows_without_a_label_are_left_out():
@@ -102,20 +78,18 @@ def test_rows_without_a_label_are_left_out():
 
 def test_missing_columns_and_impossible_labels_are_named():
     def task(*labels, **options):
-        rows = [{"text": "a", "label": label} for label in labels]
-        return Classification(source=Table(train=rows, test=[]), **{"body": "{text}", "labels": ("x", "y"), **options})
+        return classification([{"text": "a", "label": label} for label in labels], **options)
 
-    with pytest.raises(ValueError, match="table has no column 'review': name one of its columns, text, label"):
+    with pytest.raises(ValueError, match=r"table has no column 'review': .*text, label"):
         task(0, 1, body="{review}").examples("train")
     for label, others in ((2, [0, 1]), ("z", ["x", "y"])):
-        with pytest.raises(
-            ValueError, match=f"label {label!r} is not a class of x, y: .*, in row .* of train of table"
-        ):
+        with pytest.raises(ValueError, match=f"label {label!r} is not a class of x, y: .*, in row .* of train of"):
             task(label, *others).examples("train")
     with pytest.raises(ValueError, match="classification has no metric 'pearson': choose from accuracy"):
         task(metrics=("pearson",))
-    with pytest.raises(ValueError, match="not two or more different names"):
-        task(labels=("x", "x"))
+    for alike in (("x", "x"), (NFC, NFD)):
+        with pytest.raises(ValueError, match="not two or more different names"):
+            task(labels=alike)
     with pytest.raises(ValueError, match="'f1' needs two classes, not 3"):
         task(labels=("x", "y", "z"), metrics=("f1",))
     single = MultipleChoice(source=Table(train=[{"o": ["x"], "label": 0}], test=[]), body="", options="o")
@@ -126,19 +100,12 @@ def test_missing_columns_and_impossible_labels_are_named():
 def test_a_fingerprint_depends_on_rows_prompt_and_code():
     rows = [{"text": "a", "label": 0}]
 
-    def fingerprint(rows=rows, body="{text}", **options):
-        return Classification(
-            source=Table(train=rows, test=rows), body=body, labels=("x", "y"), **options
-        ).fingerprint()
+    def fingerprint(rows=rows, **options):
+        return classification(rows, **options).fingerprint()
 
-    others = [
-        fingerprint(),
-        fingerprint(rows=[{"text": "b", "label": 0}]),
-        fingerprint(body="{text}!"),
-        fingerprint(ending=" so"),
-        fingerprint(body=lambda row: row["text"]),
-        fingerprint(body=lambda row: row["text"] + "!"),
-    ]
+    bodies = ("{text}", "{text}!", lambda row: row["text"], lambda row: row["text"] + "!")
+    others = [fingerprint(body=body) for body in bodies]
+    others += [fingerprint(rows=[{"text": "b", "label": 0}]), fingerprint(ending=" so")]
     assert len(set(others)) == len(others)
     assert fingerprint() == others[0] == fingerprint(targets=(0.5,))  # targets change no example
 
@@ -173,3 +140,201 @@ def test_labels_options_and_answers_of_a_csv_are_read_as_written(tmp_path):
     assert [example.label for example in numbers.examples("train")] == [1000.0, 2.5]
     with pytest.raises(ValueError, match="label 'NA' is not a finite number"):
         Regression(source=source, body="{text}", label="one").examples("train")
+
+
+@pytest.mark.parametrize(
+    ("labels", "indices"),
+    [
+        (("a", "b"), {"b": 1, 1: 1, "1.0": 1, "True": 1, -1: None, "-1.0": None, "": None}),
+        (("1", "2", "3"), {2: 1, "2.0": 1}),
+        (("4", "5"), {1: 1}),
+        (("-1", "0", "1"), {-1: 0}),
+        (("None", "b"), {None: None, "None": 0}),
+        (("01", "1"), {"1": 1, "01": 0}),
+        (("1e3", "nan"), {1000.0: 0, "nan": 1}),
+        (("True", "False"), {"true": 0, 0: 1}),
+        *((("b", one), {other: 1}) for one, other in ((NFC, NFD), (NFD, NFC))),
+    ],
+)
+def test_a_value_is_the_name_of_a_class_or_its_index(labels, indices):
+    assert {value: class_of(value, labels) for value in indices} == indices
+
+
+@pytest.mark.parametrize(("value", "labels"), [(0, ("1", "2", "3")), ("0", ("-1", "1")), (1, ("01", "1.0")), (2, "ab")])
+def test_an_index_that_could_be_a_name_is_neither(value, labels):
+    with pytest.raises(ValueError, match=f"label {value!r} is not a class of {labels[0]}"):
+        class_of(value, tuple(labels))
+
+
+@pytest.mark.parametrize(
+    ("values", "labels", "lacking"),
+    [
+        *(([-1, 0, 1], ("neg", "neutral", "pos"), "pos"), ([-1, 1], ("neg", "pos"), "neg"), ([1, 1], ("a", "b"), "a")),
+        *((values, ("a", "b", "c"), lacking) for values, lacking in (([1, 2], "a"), (["a", "b"], "c"))),
+    ],
+)
+def test_a_class_without_a_training_row_is_refused(values, labels, lacking):
+    """Otherwise training would drop rows, or shift the names, without a word."""
+    wrong = classification([{"text": "a", "label": value} for value in values * 20], labels=labels)
+    for samples in (None, 2):
+        with pytest.raises(ValueError, match=rf"^label '{lacking}' does not occur in .*train of table"):
+            wrong.examples("train", samples)
+    assert wrong.examples("test")
+
+
+def test_a_text_is_a_template_or_a_function():
+    row = {"text": "a ", "number": 3, "other": None}
+    assert text_of("<{text}{other}{number:>3}{{}}", row) == "<a   3{}"
+    assert text_of(lambda row: str(row["number"]), row) == "3"
+    with pytest.raises(KeyError, match="absent"):
+        text_of("{absent}", row)
+
+
+@pytest.mark.parametrize(
+    ("value", "how"),
+    [
+        *((value, {}) for value in (["a", "b"], {"a": "b"})),
+        ("a", {"ending": lambda row: row["label"]}),
+        (None, {"body": lambda row: row["text"].lower()}),
+    ],
+)
+def test_what_is_no_text_and_a_function_that_fails_are_named_with_their_row_and_source(value, how):
+    with pytest.raises(ValueError, match=r", in row .* of train of table"):
+        classification([{"text": value, "label": label} for label in (1, 0)], **how).examples("train")
+
+
+def test_options_are_texts_or_numbers():
+    def examples(*options):
+        rows = [{"question": "?", "options": list(options), "label": 1}]
+        task = MultipleChoice(source=Table(train=rows, test=rows), body="{question}", options="options")
+        return task.examples("train")
+
+    assert examples(1, 2)[0].endings == (" 1", " 2")
+    for wrong in (None, ["a"]):
+        with pytest.raises(ValueError, match=r"^option "):
+            examples(wrong, wrong)
+
+
+@pytest.mark.parametrize("template", ["{text.__class__}", "{text[0]}", "{text.real}"])
+def test_braces_hold_the_name_of_a_column_and_no_more(template):
+    with pytest.raises(KeyError, match=re.escape(template[1:-1])):
+        text_of(template, {"text": "a", "label": 1})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".parquet"])
+def test_files_of_all_formats_from_the_declarations_own_folder(tmp_path, suffix):
+    task = declared_task(read_declaration(declare(tmp_path / "a[b]", suffix=suffix)), str(tmp_path / "a[b]"))
+    expected = flat_rows(36, 0)
+    examples = task.examples("train")
+    assert [example.body for example in examples] == [row["text"] for row in expected]
+    assert [task.labels[example.label] for example in examples] == [row["name"] for row in expected]
+    assert len(task.examples("test")) == 15
+
+
+@pytest.mark.parametrize("kind", DECLARED)
+def test_all_kinds_and_what_json_keeps_of_them(tmp_path, kind):
+    declaration = read_declaration(declare(tmp_path, kind))
+    assert declaration["name"] == "mine"
+    kept = json.loads(json.dumps(declaration))
+    assert kept == declaration
+    first = declared_task(kept, str(tmp_path)).examples("train")[1]
+    assert first.body == "the grass 1 is green"
+    assert (first.endings, first.label) == {
+        "classification": (("",), 1),
+        "regression": (("",), 1.5),
+        "multiple choice": ((" yes", " no"), 0),
+        "generation": ((" Which?",), ("green",)),
+    }[kind]
+
+
+def test_numbers_are_names_of_classes_and_are_read_as_text(tmp_path):
+    for name, first in (("train", 0), ("test", 1)):
+        stars = [{"stars": i % 3 + 1, "price": 0.5 * i, "year": 1990 + i} for i in range(first, first + 6)]
+        write_rows(tmp_path / f"{name}.parquet", stars)
+    keys = {"train": "train.parquet", "test": "test.parquet", "body": "{year}: {price:.2f}", "label": "stars"}
+    (tmp_path / "stars.yaml").write_text(yaml.safe_dump({**keys, "labels": [1, 2, 3]}))
+    examples = declared_task(read_declaration(tmp_path / "stars.yaml"), str(tmp_path)).examples("train")
+    assert [(example.body, example.label) for example in examples[:2]] == [("1990: 0.00", 0), ("1991: 0.50", 1)]
+
+
+def test_single_values_stand_for_lists_and_the_file_names_the_task(tmp_path):
+    file = declare(tmp_path, metric="f1", labels=["red", "blue"], targets=0.7, stem="my own (1)")
+    declaration = read_declaration(file)
+    assert declaration == {
+        "name": "my-own-1-",
+        "kind": "classification",
+        "train": "rows/train-*.csv",
+        "test": "rows/test.csv",
+        "body": "{text}",
+        "label": "name",
+        "labels": ["red", "blue"],
+        "metrics": ["f1"],
+        "targets": [0.7],
+    }
+    task = declared_task(declaration, None)
+    assert (task.metrics, task.targets, task.labels) == (("f1",), (0.7,), ("red", "blue"))
+    assert read_declaration(declare(tmp_path, name="another"))["name"] == "another"
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"lables": ["a", "b"]}, "'lables': did you mean labels"),
+        ({"kind": "clasification"}, "kind = 'clasification'"),
+        ({"body": None, "labels": None}, "body, labels"),
+        ({"body": "always"}, "body"),
+        ({"body": "{text"}, "expected '}'"),
+        ({"label": 5}, "label = 5"),
+        *(({"labels": labels}, "labels") for labels in (["a"], [["a"], "b"], [])),
+        ({"metric": "f2"}, "metric 'f2'"),
+        ({"targets": [float("inf")]}, "targets"),
+        ({"targets": [0.5, 2]}, "targets = 2"),
+        *(({"train": gone}, f"train = '{gone}'") for gone in ("gone.csv", "gone-*.csv", "rows")),
+        ({"train": "rows/*.csv"}, "rows/test.csv is in both train and test"),
+        ({"test": "rows/../rows/train-0.csv"}, "rows/train-0.csv is in both train and test"),
+        *(({"name": name}, f"'{name}'") for name in ("sst2", "a/b", "")),
+    ],
+)
+def test_a_wrong_declaration_is_told_in_one_line(tmp_path, values, named):
+    file = declare(tmp_path, **values)
+    with pytest.raises(ValueError, match=f"^dataset = {re.escape(repr(str(file)))}: .*{re.escape(named)}"):
+        read_declaration(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "holds None"), (b"- a\n- b\n", "holds ['a', 'b']"), (b"train: [", "as YAML"), (None, "No such file")],
+)
+def test_a_file_that_holds_no_declaration_is_named(tmp_path, content, message):
+    file = tmp_path / "mine.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^dataset = {re.escape(repr(str(file)))}.*{re.escape(message)}"):
+        read_declaration(file)
+
+
+def test_a_declaration_that_a_record_holds_is_checked_without_its_files(tmp_path):
+    declaration = read_declaration(declare(tmp_path))
+    task = declared_task(declaration, "/gone")
+    with pytest.raises(ValueError, match=r"relative to /gone"):
+        task.examples("train")
+    with pytest.raises(ValueError, match=r"^declaration of 'mine': label = None"):
+        declared_task({**declaration, "label": None}, None)
+    with pytest.raises(ValueError, match=r"^declaration of 'mine': kind = None"):
+        declared_task({"name": "mine"}, None)
+
+
+def test_a_record_with_an_impossible_target_still_loads(tmp_path):
+    declaration = {**read_declaration(declare(tmp_path)), "targets": [2]}
+    assert declared_task(declaration, str(tmp_path)).targets == (2,)
+
+
+@pytest.mark.parametrize("words", ["[no, yes]", "[true, false]", "[01, 1e3]", "['NA', 'null']"])
+def test_names_in_yaml_are_those_in_a_csv(tmp_path, words):
+    names = [word.strip("'\" ") for word in words.strip("[]").split(",")]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text("text,name\n" + "".join(f"a,{name}\n" for name in names))
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"train: train.csv\ntest: test.csv\nbody: '{{text}}'\nlabel: name\nlabels: {words}\n")
+    examples = declared_task(read_declaration(file), str(tmp_path)).examples("train")
+    assert [example.label for example in examples] == [0, 1]
