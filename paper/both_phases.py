@@ -52,6 +52,11 @@ has 6.08. Arms that played no part in finding this:
 - in a Llama's shape, and over rings, both phases fail (above 0.5), and with the mask they do not (below 0.2);
 - what keeps a token's norm up without its sums, or its gradient down, softens the failure but does not cure it: the
   first block reliable, embeddings x 11, an epsilon of 0.1 (0.2 to 0.6).
+
+Found so far, in nats of clean cross-entropy after 200 steps, one seed: no loss 6.08, both phases 6.77; masked by what
+arrived 6.13, masked at random 6.69. Llama's shape: 6.04, 6.83 and, masked, 6.22. Rings: both phases 8.16, masked 6.35,
+which is 0.27 above no loss, and so above what was predicted: rings lose most of a sum in their reduce phase too, and
+there no rank knows what was lost.
 """
 
 import json
