@@ -541,7 +541,7 @@ class CommConfig:
         capacity = wire.elements_per_packet(itemsize, block)
         fault = f"holds no block of wire_dtype = {self.wire_dtype!r}: give {wire.header_bytes + itemsize} or more"
         refuse_if(capacity == 0, "mtu_bytes", wire.mtu_bytes, fault)
-        fault = f"has blocks of {block} elements, but packets {capacity}: give a multiple, or no control = 'elements'"
+        fault = f"has blocks of {block} elements, and a packet has {capacity}: leave out this or control = 'elements'"
         refuse_if(capacity % block, "wire_dtype", self.wire_dtype, fault)
 
     @property
