@@ -121,5 +121,5 @@ def test_what_lies_between_lossy_layers_is_compiled():
 @pytest.mark.parametrize("way", ["torch.export.export", "torch.jit.trace"])
 def test_an_exported_or_traced_model_is_refused(way):
     model, _ = lossy_model()
-    with pytest.raises(Exception, match="would repeat one call's packet losses"):
+    with pytest.raises(Exception, match="would repeat one call's losses"):
         pkgutil.resolve_name(way)(model, (torch.zeros(1, 4, dtype=torch.long),))

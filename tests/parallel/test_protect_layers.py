@@ -67,7 +67,7 @@ def test_it_joins_other_repairs_in_any_place(order):
         ("protect_layers(0, 0)", 0.1, "first + last = 0 is below 1"),
         ("protect_layers(-1, 2)", 0.1, "first = -1 is below 0"),
         ("protect_layers(1, 1) + protect_layers(2, 2)", 0.1, "cannot be joined"),
-        ("protect_layers(2, 2)", 1.0, "loses every packet"),
+        ("protect_layers(2, 2)", 1.0, "loses all"),
     ],
 )
 def test_what_does_not_work_is_refused_in_one_line(repair, loss_rate, message):
