@@ -199,7 +199,7 @@ def as_command(monkeypatch: pytest.MonkeyPatch) -> Callable:
         (["--repair", "stale", "x.py"], "repair = 'stale' works only in this project's layers: leave it out"),
         (["--repair", "protect_first(2)", "x.py"], "repair = .* works only in this project's layers: leave it out"),
         (["--repair", "protect(0.1)", "--algorithm", "ring", "x.py"], "repair = .* needs packets of one rank .*"),
-        (["--repair", "protect(0.1)", "--loss_rate", "1", "x.py"], "repair = .* the link 0>1 loses every packet: .*"),
+        (["--repair", "protect(0.1)", "--loss_rate", "1", "x.py"], "repair = .* the link 0>1 loses all: .*"),
         (["--report", ".", "x.py"], "report = '.*' is a folder: give a file in it"),
         (["--report", "/dev/null/report", "x.py"], "the folder of report = '/dev/null' cannot be written .*: give .*"),
     ],
