@@ -194,7 +194,7 @@ def as_command(monkeypatch: pytest.MonkeyPatch) -> Callable:
         (["-m", "no.such"], "module = 'no.such' is not installed here: give another one's name, or a Python file"),
         (["--loss_rate", "1.5", "x.py"], r"loss_rate = 1\.5 is above 1: give 1 or less"),
         (["--loss_rat", "0.1", "x.py"], "unknown parameter 'loss_rat': did you mean loss_rate\\?"),
-        (["--tensor_parallel_size", "4", "x.py"], "tensor_parallel_size = 4 is the program's to choose: leave it out"),
+        (["--tensor_parallel_size", "4", "x.py"], "tensor_parallel_size = 4 is the program's choice: leave it out"),
         (["--wire_dtype", "bf16", "x.py"], "wire_dtype = 'bf16' works only in this project's layers: leave it out"),
         (["--repair", "stale", "x.py"], "repair = 'stale' works only in this project's layers: leave it out"),
         (["--repair", "protect_first(2)", "x.py"], "repair = .* works only in this project's layers: leave it out"),
