@@ -35,7 +35,7 @@ from tqdm import tqdm
 from lossytp.network.checks import refuse_if
 from lossytp.parallel.group import rank_and_world_size
 from lossytp.study.statistics import Estimate, crossed_interval
-from lossytp.tolerance.config import NetworksConfig, Setup, parts
+from lossytp.tolerance.config import OTHER_FOLDER, NetworksConfig, Setup, parts, read_record
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.files import first_line, write_atomically
 from lossytp.training.models import check_there
@@ -45,7 +45,6 @@ from lossytp.training.rows import DATA_VARIABLE, hub_or_its_cache, sample_indice
 
 OWN, YAML = Path(__file__).parent / "harness_tasks", ".yaml"
 RECORD = "harness.json"
-OTHER_FOLDER = "give another output_dir, or delete the file"
 CHOOSE_ROWS = ("loss_rates", "algorithms", "phases", "repairs", "output_dir")  # the others change the rows' values
 PACKAGE = "lm_eval"
 TITLES = ("task", "metric", "algorithm", "phase", "repair", "loss rate", "score", "change")
@@ -159,7 +158,9 @@ class Measurement:
             from lossytp.tolerance.measure import language_model
 
             for module in (model, task, huggingface):
-                vars(module)["tqdm"] = _no_bar  # it would show three in each pass
+                vars(module)["tqdm"] = lambda *items, **named: tqdm(
+                    *items, **named | {"disable": True}
+                )  # it would show three in each pass
             self.config, self.tasks = config, load_tasks(parts(config.tasks), config.num_fewshot)
         self.samples = {
             name: sample_indices(len(task.eval_docs), config.eval_samples).tolist()
@@ -235,10 +236,6 @@ class Measurement:
         return {"config": config, "trace_sha256": trace, "requests_sha256": self.sha256, "lossless": scores}
 
 
-def _no_bar(*items: Any, **settings: Any) -> Any:
-    return tqdm(*items, **{**settings, "disable": True})
-
-
 def estimates(draws: list[Score], lossless: Score) -> dict[str, Any]:
     """Return the score's and the change's estimates, the score of each draw (S,) and the pseudo-values (S, N)."""
     values_SN = np.stack([draw.values_N for draw in draws])
@@ -303,19 +300,17 @@ def load_rows(file: Path, inputs: dict[str, Any]) -> dict[Setup, list[dict[str, 
     Raises:
         ValueError: if the file is no record, or of other `inputs`.
     """
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+
+    def read(record: Any) -> tuple[dict[Setup, list[dict[str, Any]]], list[str]]:
         rows: dict[Setup, list[dict[str, Any]]] = defaultdict(list)
         for row in record["rows"]:
-            rows[Setup(*(row[name] for name in Setup._fields))].append(row)
-        differ = [name for name, value in inputs.items() if record[name] != value]
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not a record of scores ({error}): {OTHER_FOLDER}") from error
+            rows[Setup.of(row)].append(row)
+        return dict(rows), [name for name, value in inputs.items() if record[name] != value]
+
+    rows, differ = read_record(file, "record of scores", read) or ({}, [])
     if differ:
         raise ValueError(f"{file} was measured with another {', '.join(differ)}: {OTHER_FOLDER}")
-    return dict(rows)
+    return rows
 
 
 def _shown(estimate: dict[str, float | None], sign: str = "") -> str:

@@ -20,14 +20,8 @@ from pydantic import Field
 
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.tolerance import COLLAPSE_NATS
-from lossytp.tolerance.config import NO_REPAIR, Setup, ToleranceConfig
-from lossytp.tolerance.measure import (
-    OTHER_FOLDER,
-    RECORD,
-    SAME_NATS,
-    check_same_settings,
-    settings_of,
-)
+from lossytp.tolerance.config import NO_REPAIR, OTHER_FOLDER, Setup, ToleranceConfig
+from lossytp.tolerance.measure import RECORD, SAME_NATS, check_same_settings, settings_of
 from lossytp.tolerance.measure import Measurement as Text
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.files import write_atomically

@@ -15,12 +15,8 @@ from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.models import check_there
 from lossytp.training.progress import waiting
 
-DECODED = ("same", "degenerate", "rise")
+DECODED = {"same": "same tokens", "degenerate": "degenerate", "rise": "rise (nats)"}
 DECODED_COLUMNS = "{:9} {:6} {:8} {:{width}} {:>9} {:>12} {:>13} {:>15} {:>13}"
-DECODED_TITLES = (
-    *("algorithm", "phase", "prefill", "repair", "loss rate"),
-    *("same tokens", "degenerate", "rise (nats)", "packets/token"),
-)
 
 
 def main() -> None:
@@ -81,20 +77,20 @@ def _decode_and_print(config: ToleranceConfig) -> None:
     done = load_decoded(config)
     decoder = Decoder(config)
     width = max(14, *(len(setup.repair) for setup in config.setups()))
+    titles = ("algorithm", "phase", "prefill", "repair", "loss rate", *DECODED.values(), "packets/token")
     print(
         f"{config.model_name}, {config.prompts} prompts of {config.prompt_tokens} tokens of {config.with_text().text}, "
         f"continued by {config.new_tokens} tokens over {decoder.ranks} tensor-parallel ranks\n"
         f"{decoder.message_of_a_token()}\n"
         f"Without losses, {decoder.degenerate:.0%} of the continuations degenerate, and they have "
-        f"{decoder.lossless_N.mean():.3f} nats a token.\n\n{DECODED_COLUMNS.format(*DECODED_TITLES, width=width)}",
+        f"{decoder.lossless_N.mean():.3f} nats a token.\n\n{DECODED_COLUMNS.format(*titles, width=width)}",
         flush=True,
     )
     bar = tqdm(unit="draw", leave=False, disable=not sys.stderr.isatty())
     for row in decoder.rows(done, bar.update):
         estimates = [f"{row[name]['value']:.3g} ± {row[name]['high'] - row[name]['value']:.2g}" for name in DECODED]
-        values = [row["algorithm"], row["phase"], row["prefill"], row["repair"], f"{row['loss_rate']:.3g}"]
-        line = DECODED_COLUMNS.format(*values, *estimates, f"{row['packets']:.0f}", width=width)
-        bar.write(line, file=sys.stdout)
+        values = [*(row[name] for name in titles[:4]), f"{row['loss_rate']:.3g}", *estimates, f"{row['packets']:.0f}"]
+        bar.write(DECODED_COLUMNS.format(*values, width=width), file=sys.stdout)
         sys.stdout.flush()
     bar.close()
     print(f"\nsee {config.output_dir}/{DECODING}")

@@ -1,18 +1,21 @@
 """The configuration of a tolerance measurement. Importing this module costs no torch."""
 
 import inspect
+import json
 import os
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from lossytp.network.checks import check_known, check_probability, parse, split_outside_parentheses
+from lossytp.network.checks import check_known, check_probability, parse, refuse_if, split_outside_parentheses
 from lossytp.network.traces import LOSS_PROCESSES
 from lossytp.parallel.group import check_nodes, sizes_that_divide
 from lossytp.training.groups import NetworkSettings
 from lossytp.training.rows import DATA_VARIABLE
-from lossytp.training.settings import Count, Positive, Settings
+from lossytp.training.settings import Count, Positive, Seed, Settings
 from lossytp.training.shapes import Shape, check_model, shape_of
 
 STDLIB, WIKITEXT = "stdlib", "wikitext-2"
@@ -21,6 +24,8 @@ PHASES = ("reduce", "both")
 SIZES = (4, 3, 2)  # tensor-parallel sizes to try if none is given
 PREFILLS = ("lossy", "prefix", "reliable")
 NO_REPAIR = "zero"
+OTHER_FOLDER = "give another output_dir, or delete the file"
+T = TypeVar("T")
 
 
 class Setup(NamedTuple):
@@ -30,6 +35,11 @@ class Setup(NamedTuple):
     phase: str
     repair: str
     loss_rate: float
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """Return the setup of a record's row."""
+        return cls(*(row[name] for name in cls._fields))
 
 
 class NetworksConfig(Settings):
@@ -62,38 +72,37 @@ class NetworksConfig(Settings):
     """Packet size, headers included."""
     bf16: bool = False
     """Compute matrix products in bfloat16, and send bfloat16."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
+    seed: Seed = 1234
     """Seed of the packet losses."""
 
     @model_validator(mode="after")
     def _check_networks(self) -> Self:
-        rows = [self.network(setup) for setup in self.setups()]
-        check_model(self.model_name, self.ranks() or 1, 1)
-        for row in rows:
-            self._check_row(row)
+        rows, size = [self.network(setup) for setup in self.setups()], self.ranks()
+        check_model(self.model_name, size or 1, 1)
+        for row in rows if size else ():  # before hours go into earlier rows
+            network, comm, ranks = row.build(), row.comm(), range(size or 1)
+            check_nodes(network, comm, len(ranks))
+            comm.check_delivers(network, tuple(ranks))
         return self
 
-    def _check_row(self, settings: NetworkSettings) -> None:
-        """Raise ValueError if the row could not be measured, before hours go into earlier rows."""
-        size = self.ranks()
-        if size is None:
-            return
-        network, comm = settings.build(), settings.comm()
-        check_nodes(network, comm, size)
-        comm.check_delivers(network, tuple(range(size)))
-
-    def ranks(self) -> int | None:
+    def ranks(self, shape: Shape | None = None) -> int | None:
         """Return the tensor-parallel size; None if it follows from a model that is not loaded yet.
+
+        Args:
+            shape: of the loaded model.
 
         Raises:
             ValueError: if none was given, and none of `SIZES` divides the model.
         """
-        if self.tensor_parallel_size is not None:
+        shape = shape or (None if self.tensor_parallel_size else shape_of(self.model_name))
+        if self.tensor_parallel_size or shape is None:
             return self.tensor_parallel_size
-        shape = shape_of(self.model_name)
-        if shape is None:
-            return None
-        return first_size(self.model_name, shape)
+        fits = sizes_that_divide(**shape.divided)
+        if usual := [size for size in SIZES if size in fits]:
+            return usual[0]
+        fault = f"none of {', '.join(map(str, SIZES))} divides its heads and its MLP"
+        fix = f"tensor_parallel_size = {fits[1]}" if fits[1:] else "another model"
+        raise ValueError(f"model_name = {self.model_name!r}: {fault}: give {fix}")
 
     def own_rate(self) -> float | None:
         """Return the loss rate of a loss type that has its own, such as a trace; None for others.
@@ -108,11 +117,8 @@ class NetworksConfig(Settings):
             return None
         settings = NetworkSettings(loss_type=self.loss_type, mean_burst_packets=self.mean_burst_packets)
         rate = settings.process().loss_rate
-        if self.loss_rates is not None:
-            raise ValueError(
-                f"loss_rates = {self.loss_rates!r} does not apply to loss_type = {self.loss_type!r}, which has "
-                f"its own loss rate, {rate:.3g}: leave out loss_rates"
-            )
+        fault = f"does not apply to loss_type = {self.loss_type!r}, which has its own loss rate, {rate:.3g}"
+        refuse_if(self.loss_rates is not None, "loss_rates", self.loss_rates, f"{fault}: leave out loss_rates")
         return rate
 
     DEFAULT_RATES: ClassVar[str] = "0.001,0.01,0.03,0.1"
@@ -127,29 +133,30 @@ class NetworksConfig(Settings):
             try:
                 rates.append(float(word))
             except ValueError:
-                raise ValueError(
-                    f"loss_rates = {self.loss_rates!r}: {word!r} is not a number: give shares, such as 0.01,0.1"
-                ) from None
+                fault = f"{word!r} is not a number: give shares, such as 0.01,0.1"
+                raise ValueError(f"loss_rates = {self.loss_rates!r}: {fault}") from None
             check_probability("loss_rates", rates[-1])
-        if not rates:
-            raise ValueError(f"loss_rates = {self.loss_rates!r} is empty: give 0.01,0.1")
+        refuse_if(not rates, "loss_rates", self.loss_rates, "is empty: give 0.01,0.1")
         return sorted(set(rates))
+
+    def listed(self, name: str, known: Iterable[str] = ()) -> list[str]:
+        """Return the parts of a setting, each once.
+
+        Raises:
+            ValueError: if there are none, or one is not among the `known` ones.
+        """
+        text, default = getattr(self, name), self.defaults()[name]
+        found = list(dict.fromkeys(parts(text)))
+        refuse_if(not found, name, text, f"is empty: give one, such as {parts(default)[0]}")
+        for each in found if known else ():
+            check_known(name, each, known)
+        return found
 
     def setups(self) -> list[Setup]:
         """Return the rows to measure, by algorithm, phase and rate; for each rate, the row without a repair first."""
-        for name, listed in (("algorithms", self.algorithms), ("phases", self.phases)):
-            if not parts(listed):
-                raise ValueError(f"{name} = {listed!r} is empty: give one, such as {self.defaults()[name]}")
-        for phase in parts(self.phases):
-            check_known("phases", phase, PHASES)
-        repairs = list(dict.fromkeys([NO_REPAIR, *parts(self.repairs)]))
-        return [
-            Setup(algorithm, phase, repair, rate)
-            for algorithm in dict.fromkeys(parts(self.algorithms))
-            for phase in dict.fromkeys(parts(self.phases))
-            for rate in self.rates()
-            for repair in repairs
-        ]
+        repairs = dict.fromkeys([NO_REPAIR, *parts(self.repairs)])
+        rows = product(self.listed("algorithms"), self.listed("phases", PHASES), self.rates(), repairs)
+        return [Setup(algorithm, phase, repair, rate) for algorithm, phase, rate, repair in rows]
 
     def network(self, setup: Setup) -> NetworkSettings:
         """Return the network of a row.
@@ -157,18 +164,14 @@ class NetworksConfig(Settings):
         Raises:
             ValueError: if a value is unknown, or values contradict each other.
         """
+        same = ("loss_type", "mean_burst_packets", "wire_dtype", "ranks_per_node", "mtu_bytes", "seed")
         return NetworkSettings(
+            **{name: getattr(self, name) for name in same},
             tensor_parallel_size=self.tensor_parallel_size or SIZES[0],
-            loss_type=self.loss_type,
-            mean_burst_packets=self.mean_burst_packets,
             loss_rate=setup.loss_rate if self.own_rate() is None else 0.0,
             algorithm=setup.algorithm,
             repair=setup.repair,
             reliable_gather=setup.phase == "reduce",
-            wire_dtype=self.wire_dtype,
-            ranks_per_node=self.ranks_per_node,
-            mtu_bytes=self.mtu_bytes,
-            seed=self.seed,
         )
 
 
@@ -219,17 +222,12 @@ class ToleranceConfig(NetworksConfig):
 
     @model_validator(mode="after")
     def _check_tolerance(self) -> Self:
-        if self.max_draws < self.min_draws:
-            raise ValueError(
-                f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
-            )
-        if self.NEEDS_LOSSES and not self.decode and self.rates()[0] == 0:
-            raise ValueError("loss_rates = 0 has no slope: give rates above 0, such as 0.01")
-        self.prefill_names()
-        if self.prefix_tokens >= self.prompt_tokens:
-            raise ValueError(
-                f"prefix_tokens = {self.prefix_tokens} is not below prompt_tokens = {self.prompt_tokens}: give fewer"
-            )
+        few, many = f"is below min_draws = {self.min_draws}", f"is not below prompt_tokens = {self.prompt_tokens}"
+        refuse_if(self.max_draws < self.min_draws, "max_draws", self.max_draws, f"{few}: give at least as many")
+        no_slope = self.NEEDS_LOSSES and not self.decode and self.rates()[0] == 0
+        refuse_if(no_slope, "loss_rates", 0, "has no slope: give rates above 0, such as 0.01")
+        self.listed("prefills", PREFILLS)
+        refuse_if(self.prefix_tokens >= self.prompt_tokens, "prefix_tokens", self.prefix_tokens, f"{many}: give fewer")
         return self
 
     def networks(self) -> list[tuple[str, str]]:
@@ -239,20 +237,6 @@ class ToleranceConfig(NetworksConfig):
     def repair_names(self) -> list[str]:
         """Return the repairs to measure."""
         return [each for each in dict.fromkeys(parts(self.repairs)) if each != NO_REPAIR]
-
-    def rows(self) -> list[tuple[float, str]]:
-        """Return the loss rates and repairs of an account: no repair at all rates, repairs at the largest."""
-        rates = self.rates()
-        return [*((rate, NO_REPAIR) for rate in rates), *((rates[-1], repair) for repair in self.repair_names())]
-
-    def prefill_names(self) -> list[str]:
-        """Return how prompts are read, of `PREFILLS`."""
-        names = list(dict.fromkeys(parts(self.prefills)))
-        if not names:
-            raise ValueError(f"prefills = {self.prefills!r} is empty: give one, such as lossy")
-        for name in names:
-            check_known("prefills", name, PREFILLS)
-        return names
 
     def with_text(self) -> "ToleranceConfig":
         """Return the configuration with the default text if it has none."""
@@ -264,30 +248,10 @@ class ToleranceConfig(NetworksConfig):
         Raises:
             ValueError: if wikitext-2 is not under LOSSYTP_DATA.
         """
-        text = self.with_text().text
-        assert text is not None
-        if text != WIKITEXT:
-            return text
-        file = wikitext()
-        if file is None:
-            raise ValueError(f"text = {WIKITEXT!r} is not under LOSSYTP_DATA: give stdlib, or your own files")
-        return str(file)
-
-
-def first_size(model_name: str, shape: Shape) -> int:
-    """Return the first of `SIZES` that divides the model.
-
-    Raises:
-        ValueError: if none does.
-    """
-    fits = sizes_that_divide(**shape.divided)
-    for size in SIZES:
-        if size in fits:
-            return size
-    raise ValueError(
-        f"model_name = {model_name!r}: none of {', '.join(map(str, SIZES))} divides its heads and its MLP: give "
-        f"{f'tensor_parallel_size = {fits[1]}' if fits[1:] else 'another model'}"
-    )
+        text, file = str(self.with_text().text), wikitext()
+        lacking = text == WIKITEXT and file is None
+        refuse_if(lacking, "text", text, "is not under LOSSYTP_DATA: give stdlib, or your own files")
+        return str(file) if text == WIKITEXT else text
 
 
 def wikitext() -> Path | None:
@@ -299,3 +263,17 @@ def wikitext() -> Path | None:
 def parts(text: str) -> list[str]:
     """Split a list at its commas, but not at those within parentheses."""
     return [part for part in split_outside_parentheses(text, ",") if part]
+
+
+def read_record(file: Path, kind: str, read: Callable[[Any], T]) -> T | None:
+    """Return what `read` takes from the record of an earlier measurement; None if there is no file.
+
+    Raises:
+        ValueError: if the file is no such record.
+    """
+    try:
+        return read(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not a {kind} ({error!r}): {OTHER_FOLDER}") from error

@@ -10,17 +10,17 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lossytp.parallel.collectives import collective_of
-from lossytp.parallel.convert import parallelize, reliable_prefix
+from lossytp.parallel.convert import reliable_prefix
 from lossytp.parallel.plans import blocks_of
-from lossytp.study.statistics import Estimate, t_interval
-from lossytp.tolerance.config import Setup, ToleranceConfig
+from lossytp.study.statistics import t_interval
+from lossytp.tolerance.config import Setup, ToleranceConfig, read_record
 from lossytp.tolerance.measure import Measurement, check_same_settings, settings_of
 from lossytp.training.files import write_atomically
 from lossytp.training.progress import waiting
@@ -31,66 +31,24 @@ GRAM = 4  # tokens of a sequence that is repeated in a degenerate continuation
 REPEATED = 0.5  # share of a degenerate continuation's 4-grams that it had before
 
 
-class Decoded(NamedTuple):
-    """One row of the table.
-
-    Attributes:
-        setup: the network and the repair.
-        prefill: how the prompt was read: one of `lossytp.tolerance.config.PREFILLS`.
-        same: tokens of a greedy continuation before it differs from the lossless one, at most C.
-        degenerate: share of the greedy continuations that degenerate, as `degenerates` says.
-        rise: rise of the lossless continuation's cross-entropy, in nats a token.
-        packets: packets sent for each token of a continuation, including those that the repair adds.
-        draws: number of draws.
-    """
-
-    setup: Setup
-    prefill: str
-    same: Estimate
-    degenerate: Estimate
-    rise: Estimate
-    packets: float
-    draws: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the row for the record."""
-        estimates = {name: getattr(self, name).as_json() for name in ("same", "degenerate", "rise")}
-        return {
-            **self.setup._asdict(),
-            "prefill": self.prefill,
-            **estimates,
-            "packets": self.packets,
-            "draws": self.draws,
-        }
-
-
 def degenerates(tokens: list[int]) -> bool:
     """Return whether at least half of a continuation's 4-grams occurred in it before."""
     grams = [tuple(tokens[first : first + GRAM]) for first in range(len(tokens) - GRAM + 1)]
     return len(grams) > 0 and 1 - len(set(grams)) / len(grams) >= REPEATED
 
 
-class Decoder:
-    """A model, prompts from a text, and their lossless continuations.
-
-    Raises:
-        ValueError: as `Measurement` does.
-    """
+class Decoder(Measurement):
+    """A model, prompts from a text, and their lossless continuations."""
 
     def __init__(self, config: ToleranceConfig) -> None:
-        self.config = config
-        measured = Measurement(config)
-        self.dense, self.ranks, self.prompts_NP = measured.dense, measured.ranks, measured.blocks_NT
-        self.device, self.first_tokens = measured.device, measured.first_tokens
-        self.dense.to(self.device)
+        super().__init__(config)
         with waiting(f"{config.model_name}: continuing the prompts without losses"):
-            self.continuations_NC = [self._continued(self.dense, prompt)[0] for prompt in self.prompts_NP]
-            scores = [self._continued(self.dense, *given)[1] for given in self._pairs()]
-        self.lossless_N = np.array(scores)
+            self.continuations_NC = [self._continued(self.dense, prompt)[0] for prompt in self.blocks_NT]
+            self.lossless_N = np.array([self._continued(self.dense, *given)[1] for given in self._pairs()])
         self.degenerate = float(np.mean([degenerates(each) for each in self.continuations_NC]))
 
     def _pairs(self) -> Iterator[tuple[Tensor, list[int]]]:
-        return zip(self.prompts_NP, self.continuations_NC, strict=True)
+        return zip(self.blocks_NT, self.continuations_NC, strict=True)
 
     def rows(self, done: dict[tuple[Setup, str], dict], drawn: Callable[[], object]) -> Iterator[dict]:
         """Yield the rows as JSON-ready values, and write the record after each.
@@ -101,45 +59,61 @@ class Decoder:
         """
         rows = dict(done)
         for setup in self.config.setups():
-            for prefill in self.config.prefill_names():
+            for prefill in self.config.listed("prefills"):
                 with waiting(f"{setup.algorithm}, {setup.phase}, {setup.repair} at {setup.loss_rate:.3g}: decoding"):
-                    row = done.get((setup, prefill)) or self._row(setup, prefill, drawn).as_json()
-                rows[setup, prefill] = row
-                self._write(list(rows.values()))
-                yield row
+                    rows[setup, prefill] = done.get((setup, prefill)) or self._row(setup, prefill, drawn)
+                record = {
+                    "config": settings_of(self.config),
+                    "tensor_parallel_size": self.ranks,
+                    "lossless": {"cross_entropy": float(self.lossless_N.mean()), "degenerate": self.degenerate},
+                    "message": self.message_of_a_token(),
+                    **self.first_tokens,
+                    "rows": list(rows.values()),
+                    "commit": commit(),
+                    "environment": environment(),
+                }
+                text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+                write_atomically(Path(self.config.output_dir) / DECODING, text)
+                yield rows[setup, prefill]
 
-    def _row(self, setup: Setup, prefill: str, drawn: Callable[[], object]) -> Decoded:
-        settings = self.config.network(setup)
-        network = settings.build()
-        how: dict[str, Any] = {"tensor_parallel_size": self.ranks, "comm": settings.comm(), "share_memory": True}
-        model: Any = parallelize(self.dense, network, **how).eval()
-        same_SN: list[list[int]] = []
-        degenerate_SN: list[list[bool]] = []
-        rise_SN: list[np.ndarray] = []
+    def _row(self, setup: Setup, prefill: str, drawn: Callable[[], object]) -> dict[str, Any]:
+        """Return a row of the table. Its estimates are named for what they count.
+
+        `same`: tokens of a greedy continuation before it differs from the lossless one, at most C; `degenerate`: share
+        of the greedy continuations that degenerate; `rise`: of the lossless continuation's cross-entropy, in nats a
+        token; `packets`: sent for each token of a continuation, including those that the repair adds.
+        """
+        model, network = self.over(self.config.network(setup))
+        same_SN, degenerate_SN, rise_SN = list[list[int]](), list[list[bool]](), list[np.ndarray]()
         for draw in range(self.config.decode_draws):
             with network.evaluation(draw):
-                greedy = [self._continued(model, prompt, prefill=prefill) for prompt in self.prompts_NP]
+                greedy = [self._continued(model, prompt, prefill=prefill) for prompt in self.blocks_NT]
                 scores = [self._continued(model, *given, prefill=prefill)[1] for given in self._pairs()]
             pairs = zip(greedy, self.continuations_NC, strict=True)
             same_SN.append([first_difference(tokens, lossless) for (tokens, _), lossless in pairs])
             degenerate_SN.append([degenerates(tokens) for tokens, _ in greedy])
             rise_SN.append(np.array(scores) - self.lossless_N)
             drawn()
-        same, degenerate, rise = (t_interval(np.mean(each, axis=1)) for each in (same_SN, degenerate_SN, rise_SN))
-        tokens = len(self.prompts_NP) * self.config.new_tokens * 2 * self.config.decode_draws
+        counted: dict[str, Any] = {"same": same_SN, "degenerate": degenerate_SN, "rise": rise_SN}
+        estimates = {name: t_interval(np.mean(each, axis=1)).as_json() for name, each in counted.items()}
+        tokens = len(self.blocks_NT) * self.config.new_tokens * 2 * self.config.decode_draws
         sent = network.summary("evaluation")["packets"] / tokens
-        return Decoded(setup, prefill, same, degenerate, rise, sent, self.config.decode_draws)
+        row = {**setup._asdict(), "prefill": prefill, **estimates}
+        return row | {"packets": sent, "draws": self.config.decode_draws}
 
     def _continued(
         self, model: Any, prompt_P: Tensor, given: list[int] | None = None, *, prefill: str = "lossy"
     ) -> tuple[list[int], float]:
         """Return a continuation of a prompt, greedy or `given`, and its mean cross-entropy in nats a token."""
-        on = self.device.type
-        autocast = torch.autocast(on, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
-        tokens: list[int] = []
-        total = 0.0
-        with torch.no_grad(), autocast:
-            cache, logits_V = self._prefilled(model, prompt_P.unsqueeze(0), prefill)
+        tokens, total = list[int](), 0.0
+        with torch.no_grad(), self.autocast():
+            ids_1P, collective, cache = prompt_P.unsqueeze(0), collective_of(model), None
+            if prefill == "prefix" and collective is not None:
+                cache = reliable_prefix(model, ids_1P[:, : self.config.prefix_tokens])
+                ids_1P = ids_1P[:, self.config.prefix_tokens :]
+            with collective.network.reliable() if collective and prefill == "reliable" else nullcontext():
+                output = model(input_ids=ids_1P, past_key_values=cache, use_cache=True)
+            logits_V, cache = output.logits[0, -1], output.past_key_values
             for number in range(self.config.new_tokens):
                 log_probabilities_V = logits_V.double().log_softmax(0)
                 tokens.append(int(log_probabilities_V.argmax()) if given is None else given[number])
@@ -148,17 +122,6 @@ class Decoder:
                     last = torch.tensor([[tokens[-1]]], device=self.device)
                     logits_V = model(input_ids=last, past_key_values=cache, use_cache=True).logits[0, -1]
         return tokens, total / len(tokens)
-
-    def _prefilled(self, model: Any, prompt_1P: Tensor, prefill: str) -> tuple[Any, Tensor]:
-        """Return the prompt's cache and the logits (V,) of the next token."""
-        collective, cache = collective_of(model), None
-        if prefill == "prefix" and collective is not None:
-            cache = reliable_prefix(model, prompt_1P[:, : self.config.prefix_tokens])
-            prompt_1P = prompt_1P[:, self.config.prefix_tokens :]
-        whole = prefill == "reliable" and collective is not None
-        with collective.network.reliable() if whole and collective else nullcontext():
-            output = model(input_ids=prompt_1P, past_key_values=cache, use_cache=True)
-        return output.past_key_values, output.logits[0, -1]
 
     def message_of_a_token(self) -> str:
         """Return in words how many packets a token is, by width, dtype and ranks."""
@@ -178,20 +141,6 @@ class Decoder:
             f"at most {capacity} elements, and the sum back over {back}{reliable}. A token has {messages} messages."
         )
 
-    def _write(self, rows: list[dict]) -> None:
-        record = {
-            "config": settings_of(self.config),
-            "tensor_parallel_size": self.ranks,
-            "lossless": {"cross_entropy": float(self.lossless_N.mean()), "degenerate": self.degenerate},
-            "message": self.message_of_a_token(),
-            **self.first_tokens,
-            "rows": rows,
-            "commit": commit(),
-            "environment": environment(),
-        }
-        file = Path(self.config.output_dir) / DECODING
-        write_atomically(file, json.dumps(record, indent=1, allow_nan=False) + "\n")
-
 
 def first_difference(tokens: list[int], lossless: list[int]) -> int:
     """Return how many tokens two continuations have in common at their beginning."""
@@ -206,15 +155,11 @@ def load_decoded(config: ToleranceConfig) -> dict[tuple[Setup, str], dict]:
         ValueError: if the file is not such a record, or differs in other settings.
     """
     file = Path(config.output_dir) / DECODING
-    if not file.exists():
+
+    def read(record: Any) -> tuple[dict[str, Any], dict[tuple[Setup, str], dict]]:
+        return dict(record["config"]), {(Setup.of(row), row["prefill"]): row for row in record["rows"]}
+
+    if (found := read_record(file, "record of decoding", read)) is None:
         return {}
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        rows = {(Setup(*(row[name] for name in Setup._fields)), row["prefill"]): row for row in record["rows"]}
-        settings = dict(record["config"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{file} is not a record of decoding ({error}): move it, or give another output_dir"
-        ) from error
-    check_same_settings(config, settings, file)
-    return rows
+    check_same_settings(config, found[0], file)
+    return found[1]

@@ -11,7 +11,7 @@ draws.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from lossytp.parallel.convert import parallelize
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.plans import blocks_of
 from lossytp.study.statistics import Estimate, crossed_interval, t_interval
-from lossytp.tolerance.config import NO_REPAIR, NetworksConfig, Setup, ToleranceConfig, first_size
+from lossytp.tolerance.config import NO_REPAIR, OTHER_FOLDER, NetworksConfig, Setup, ToleranceConfig, read_record
 from lossytp.tolerance.packets import Found, Packet, SelectiveNetwork, Watch, chosen_in, search, standing_out
 from lossytp.training.corpus import corpus
 from lossytp.training.files import write_atomically
@@ -40,7 +40,7 @@ from lossytp.training.record import check_same_trace, commit, environment, trace
 from lossytp.training.shapes import Shape, check_positions
 from lossytp.training.text import all_blocks, token_losses
 
-FEWEST = 3  # draws of losses that are not independent
+INDEPENDENT, FEWEST = "ber", 3  # the loss type whose packets are lost independently, and draws of the others
 ERROR_DRAWS = 2  # of losses, for the squared errors of repairs
 NORMALISED = 0.5  # of a block's sums: how far its output may be from them and its input, if it adds them as they are
 
@@ -56,9 +56,8 @@ def language_model(config: NetworksConfig) -> tuple[Any, Any, int]:
     if not answers(dense, GENERATION):
         raise ValueError(f"model_name = {config.model_name!r} is not a language model: give one")
     check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, dense.config.vocab_size)
-    sizes = Shape.read(lambda setting: getattr(dense.config, setting, None))
-    dense.to("cuda" if torch.cuda.is_available() else "cpu")
-    return tokenizer, dense, config.tensor_parallel_size or first_size(config.model_name, sizes)
+    ranks: Any = config.ranks(Shape.read(lambda setting: getattr(dense.config, setting, None)))
+    return tokenizer, dense.to("cuda" if torch.cuda.is_available() else "cpu"), ranks
 
 
 class Measurement:
@@ -102,11 +101,13 @@ class Measurement:
         dense = [self.first_B, *(self.score(self.dense, ids_BT) for ids_BT in self.messages[1:])]
         return t_interval(np.array(lossless.scores) - np.concatenate(dense))
 
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which models run, for `bf16`."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
+
     def score(self, model: Any, ids_BT: Tensor) -> np.ndarray:
         """Return each sequence's mean cross-entropy of a token given the earlier ones, (B,)."""
-        on = self.device.type
-        autocast = torch.autocast(on, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
-        with autocast:
+        with self.autocast():
             return token_losses(model, ids_BT).cpu().numpy().astype(np.float64).mean(1)
 
     def over(self, settings: NetworkSettings, **changes: Any) -> tuple[Any, SelectiveNetwork]:
@@ -140,12 +141,7 @@ def estimate_of(rises: Any, config: ToleranceConfig) -> Estimate:
     has both variances. In bursts and traces, sequences of one draw share losses.
     """
     rises_SN = np.asarray(rises)
-    return t_interval(rises_SN.mean(0)) if independent(config) else crossed_interval(rises_SN)
-
-
-def independent(config: ToleranceConfig) -> bool:
-    """Return whether packets are lost independently, and not in bursts or together."""
-    return config.loss_type == "ber"
+    return t_interval(rises_SN.mean(0)) if config.loss_type == INDEPENDENT else crossed_interval(rises_SN)
 
 
 class Lossless(NamedTuple):
@@ -182,8 +178,7 @@ class Account:
     def lossless(self) -> Lossless:
         """Score the text without losses, and look at every packet."""
         (model, network), tokens = self._over_watched, self.measurement.blocks_NT.shape[1]
-        packets: list[Packet] = []
-        alone: list[Packet] = []
+        packets, alone = list[Packet](), list[Packet]()
         network.alone, network.chosen, scores = True, {}, []
         for number, ids_BT in enumerate(self.measurement.messages):
 
@@ -211,7 +206,9 @@ class Account:
         model, network = self._over_watched
         errors = SquaredErrors(networks, self.measurement.ranks, len(blocks_of(model)), ids_BT)
         network.alone, network.chosen, network.see = True, {}, errors.see
-        with errors.watching(model):
+        with ExitStack() as hooks:
+            for block in blocks_of(model):
+                hooks.callback(block.register_forward_hook(errors.end_block, with_kwargs=True).remove)
             self.measurement.score(model, ids_BT)
         network.see = None
         mean_K = torch.stack(errors.of_sums_K).mean(0).double()
@@ -262,10 +259,9 @@ class Account:
                     scores.append(self.measurement.score(model, ids_BT))
             rises_SN.append(np.concatenate(scores) - lossless.scores)
             drawn()
-            if len(rises_SN) < (config.min_draws if independent(config) else max(config.min_draws, FEWEST)):
-                continue
-            rise = estimate_of(rises_SN, config)
-            if rise.half_width <= config.precision * max(abs(rise.value), scale):
+            rise, fewest = estimate_of(rises_SN, config), 1 if config.loss_type == INDEPENDENT else FEWEST
+            narrow = rise.half_width <= config.precision * max(abs(rise.value), scale)
+            if narrow and len(rises_SN) >= max(config.min_draws, fewest):
                 break
         sent = float(network.summary("evaluation")["packets"]) / len(rises_SN)
         setup = Setup(self.algorithm, self.phase, repair, rate)
@@ -297,14 +293,8 @@ class SquaredErrors:
             errors.append(error_M.view(len(self._positions), -1).sum(1))
         self._of_block.append((torch.stack(errors), total_M.view(len(self._positions), -1)))
 
-    def watching(self, model: Any) -> ExitStack:
-        """Return a context in which the blocks of a model end the errors of their sums."""
-        stack = ExitStack()
-        for block in blocks_of(model):
-            stack.callback(block.register_forward_hook(self._end_block, with_kwargs=True).remove)
-        return stack
-
-    def _end_block(self, block: Any, given: tuple, named: dict[str, Any], output: Any) -> None:
+    def end_block(self, block: Any, given: tuple, named: dict[str, Any], output: Any) -> None:
+        """End the errors of a block's sums: a forward hook."""
         states = (given or named["hidden_states"], output)
         before, after = (each[0] if isinstance(each, tuple) else each for each in states)
         added_TD = (after - before).flatten(0, 1)
@@ -317,7 +307,6 @@ class SquaredErrors:
 
 
 RECORD = "tolerance.json"
-OTHER_FOLDER = "give another output_dir, or delete the file"
 CHOOSE_ROWS = ("loss_rates", "algorithms", "phases", "repairs", "prefills")  # they choose the rows, not their values
 SAME_NATS = 1e-3  # by which a model's cross-entropy may differ between two processors
 
@@ -331,20 +320,16 @@ class Record:
 
     def __init__(self, config: ToleranceConfig) -> None:
         self.config, self.file = config, Path(config.output_dir) / RECORD
-        self.values: dict[str, Any] = {}
-        try:
-            self.values = json.loads(self.file.read_text(encoding="utf-8"))
-            self.steps: dict[str, Any] = self.values["steps"]
-            settings, trace = dict(self.values["config"]), self.values.get("trace_sha256")
-        except FileNotFoundError:
-            self.steps = {}
-            return
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{self.file} is not a tolerance record ({error!r}): move it, or give another output_dir"
-            ) from error
-        check_same_settings(config, settings, self.file)
-        if trace is not None:
+
+        def read(values: Any) -> dict[str, Any]:
+            return {**values, "config": dict(values["config"]), "steps": dict(values["steps"])}
+
+        values = read_record(self.file, "tolerance record", read)
+        self.values: dict[str, Any] = values or {"steps": {}}
+        self.steps: dict[str, Any] = self.values["steps"]
+        if values:
+            check_same_settings(config, values["config"], self.file)
+        if (trace := self.values.get("trace_sha256")) is not None:
             check_same_trace(config.network(config.setups()[0]), trace, str(self.file), OTHER_FOLDER)
 
     def begin(self, measurement: Measurement) -> None:
@@ -361,22 +346,21 @@ class Record:
             "environment": environment(),
         }
         if self.steps and self.values.get("text_sha256") != ours["text_sha256"]:
-            raise ValueError(
-                f"the text, or what stands before it, has changed since {self.file} was written: {OTHER_FOLDER}"
-            )
+            fault = f"has changed since {self.file} was written"
+            raise ValueError(f"the text, or what stands before it, {fault}: {OTHER_FOLDER}")
         now = ours["first_cross_entropy"]
         then = self.values.get("first_cross_entropy", now)
         if abs(now - then) > SAME_NATS:
-            raise ValueError(
-                f"{self.file} was measured with a cross-entropy of {then:.4f} nats without losses, not "
-                f"{now:.4f}: the model has changed; {OTHER_FOLDER}"
-            )
+            fault = f"a cross-entropy of {then:.4f} nats without losses, not {now:.4f}: the model has changed"
+            raise ValueError(f"{self.file} was measured with {fault}; {OTHER_FOLDER}")
         self.values = ours
 
-    def step(self, name: str, compute: Callable[[], Any]) -> Any:
-        """Return a step's JSON-ready result. It is computed once."""
+    def step(self, drawn: Callable[[str], object], name: str, compute: Callable[[], Any]) -> Any:
+        """Return a step's JSON-ready result. It is computed once. `drawn` is called with its name before."""
+        drawn(name)
         if name not in self.steps:
-            result = compute()
+            with waiting(name):
+                result = compute()
             self.steps[name] = json.loads(json.dumps(result._asdict() if hasattr(result, "_asdict") else result))
             self.write()
         return self.steps[name]
@@ -384,8 +368,8 @@ class Record:
     def write(self, **more: Any) -> None:
         """Write what is known."""
         self.values |= more
-        text = json.dumps(self.values | {"steps": self.steps}, indent=1, allow_nan=False)
-        write_atomically(self.file, text + "\n")
+        values = self.values | {"steps": self.steps}
+        write_atomically(self.file, json.dumps(values, indent=1, allow_nan=False) + "\n")
 
 
 def check_same_settings(config: ToleranceConfig, settings: dict[str, Any], file: Path) -> None:
@@ -434,28 +418,22 @@ def measure(measurement: Measurement, record: Record, drawn: Callable[[str], obj
     record.begin(measurement)
     config = measurement.config
     for algorithm, phase in config.networks():
-        account = Account(measurement, algorithm, phase)
-        step = partial(_step, record, drawn, f"{algorithm}, {phase}")
-        values = step("without losses", account.lossless)
+        account, where = Account(measurement, algorithm, phase), f"{algorithm}, {phase}: "
+        step = partial(record.step, drawn)
+        values = step(f"{where}without losses", account.lossless)
         packets, alone = ([Packet(*each) for each in values[name]] for name in ("packets", "alone"))
         lossless = Lossless(values["scores"], packets, alone)
-        rounded = config.wire_dtype and step("rounding", partial(measurement.rounding, lossless))
-        values = step("critical packets", partial(account.find, lossless))
+        rounded = config.wire_dtype and step(f"{where}rounding", partial(measurement.rounding, lossless))
+        values = step(f"{where}critical packets", partial(account.find, lossless))
         found = Found(**values | {"critical": [(Packet(*packet), rise) for packet, rise in values["critical"]]})
-        critical = [packet for packet, _ in found.critical]
-        largest, repairs = config.rates()[-1], ", ".join(config.repair_names())
-        errors = step(f"squared errors at {largest:g}: {repairs}", account.squared_errors)
+        critical, repairs = [packet for packet, _ in found.critical], config.repair_names()
+        bare = [(rate, NO_REPAIR) for rate in config.rates()]
+        largest = bare[-1][0]
+        errors = step(f"{where}squared errors at {largest:g}: {', '.join(repairs)}", account.squared_errors)
         rows: list[Rises] = []
-        for rate, repair in config.rows():
+        for rate, repair in [*bare, *((largest, repair) for repair in repairs)]:
             scale = next((abs(float(np.mean(row.rises))) for row in rows if row.setup.loss_rate == rate), 0.0)
             rises = partial(account.rises, repair, rate, lossless, critical, partial(drawn, ""), scale)
-            values = step(f"{repair} at {rate:g}", rises)
+            values = step(f"{where}{repair} at {rate:g}", rises)
             rows.append(Rises(**values | {"setup": Setup(*values["setup"])}))
         yield Measured(algorithm, phase, lossless, found, rows, errors, Estimate(**rounded) if rounded else None)
-
-
-def _step(record: Record, drawn: Callable[[str], object], where: str, name: str, compute: Callable[[], Any]) -> Any:
-    name = f"{where}: {name}"
-    drawn(name)
-    with waiting(name):
-        return record.step(name, compute)

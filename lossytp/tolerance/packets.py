@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 from torch.nn.functional import pad
 
 from lossytp.network.lossy_network import LossyNetwork
@@ -100,15 +99,6 @@ class SelectiveNetwork(LossyNetwork):
         return [np.array(sorted(found.get(number, ())), dtype=np.int64) for number in range(len(hops))]
 
 
-def norms_of(rows_RM: Tensor, hops: Hops, capacity: int) -> list[np.ndarray]:
-    """Return the L2 norms of each hop's packets."""
-    norms = []
-    for hop in hops:
-        carried = rows_RM[list(hop.positions), hop.start : hop.stop].sum(0).float()
-        norms.append(pad(carried, (0, -len(carried) % capacity)).view(-1, capacity).norm(dim=1).cpu().numpy())
-    return norms
-
-
 def standing_out(message: Message, site: Site, routes: Routes, *, number: int, shape: tuple[int, int]) -> list[Packet]:
     """Return the packets that stand out of those of their sum, if B sequences share a message.
 
@@ -119,17 +109,18 @@ def standing_out(message: Message, site: Site, routes: Routes, *, number: int, s
         number: of the message, among those of the text.
         shape: (B, T).
     """
-    rows_RM, (sequences, tokens) = message.rows_LN, shape
+    rows_RM, capacity, (sequences, tokens) = message.rows_LN, message.capacity, shape
     width = rows_RM.shape[1] // (sequences * tokens)
     hops, found = routes(rows_RM.shape[1], tuple(message.ranks), 1), []
-    norms = norms_of(rows_RM, hops, message.capacity)
+    sums = [rows_RM[list(hop.positions), hop.start : hop.stop].sum(0) for hop in hops]
+    packets = [pad(each.float(), (0, -len(each) % capacity)).view(-1, capacity) for each in sums]
+    norms = [each.norm(dim=1).cpu().numpy() for each in packets]
     median = float(np.median(np.concatenate(norms)))
-    for index, (hop, norms_P) in enumerate(zip(hops, norms, strict=True)):
+    for index, (hop, carried, norms_P) in enumerate(zip(hops, sums, norms, strict=True)):
         for packet in np.flatnonzero(norms_P > STANDS_OUT * median).tolist():
-            start = hop.start + packet * message.capacity
-            carried = rows_RM[list(hop.positions), start : min(start + message.capacity, hop.stop)].sum(0)
-            sequence, token = divmod((start + int(carried.abs().argmax())) // width, tokens)
-            norm = float(norms_P[packet])
+            start, norm = packet * capacity, float(norms_P[packet])
+            largest = hop.start + start + int(carried[start : start + capacity].abs().argmax())
+            sequence, token = divmod(largest // width, tokens)
             link = (hop.src, hop.dst, index, packet, norm, norm / median)
             found.append(Packet(site.layer, site.module, number, sequence, token, *link))
     return found

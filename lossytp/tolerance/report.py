@@ -19,8 +19,8 @@ from matplotlib.ticker import FuncFormatter
 from lossytp.study.statistics import Estimate, share_interval, t_interval
 from lossytp.study.style import COLUMN, estimates, save, set_style
 from lossytp.tolerance.config import NO_REPAIR, ToleranceConfig
-from lossytp.tolerance.measure import Measured, Rises, estimate_of
-from lossytp.tolerance.packets import CRITICAL_NATS, STANDS_OUT, Packet
+from lossytp.tolerance.measure import Measured, estimate_of
+from lossytp.tolerance.packets import CRITICAL_NATS, STANDS_OUT
 
 BOUNDS = (0.01, 0.1)  # nats a token: nothing that shows, and much
 PER_CENT = 0.01
@@ -74,7 +74,11 @@ class Report(NamedTuple):
 
     def slope_with(self, critical: float) -> Estimate:
         """Return the slope if this many critical packets of a sequence are lost like all others."""
-        return self.slope if self.damage is None else plus(self.slope, times(self.damage, critical))
+        if self.damage is None:
+            return self.slope
+        damage = times(self.damage, critical)  # independent of the slope
+        value, half = self.slope.value + damage.value, math.hypot(self.slope.half_width, damage.half_width)
+        return Estimate(value, value - half, value + half)
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for the record, with the loss rates that cost `BOUNDS`."""
@@ -103,12 +107,6 @@ def times(estimate: Estimate, factor: float) -> Estimate:
     return Estimate(*(factor * each for each in estimate))
 
 
-def plus(one: Estimate, other: Estimate) -> Estimate:
-    """Return the sum of two independent estimates."""
-    value, half = one.value + other.value, math.hypot(one.half_width, other.half_width)
-    return Estimate(value, value - half, value + half)
-
-
 def budget(nats: float, slope: Estimate) -> Estimate:
     """Return the loss rate that costs some nats: at most 1, which also stands for a slope that may be nil."""
     value, low, high = (min(1.0, nats / each) if each > 0 else 1.0 for each in (slope.value, slope.high, slope.low))
@@ -117,10 +115,10 @@ def budget(nats: float, slope: Estimate) -> Estimate:
 
 def report_of(measured: Measured, config: ToleranceConfig) -> Report:
     """Return the report of what was measured."""
-    first, *others = measured.rows
-    rate = first.setup.loss_rate
-    slope, packets = _slope(first, config), [packet for packet, _ in measured.found.critical]
-    damages = [rise for _, rise in measured.found.critical]
+    bare = [row for row in measured.rows if row.setup.repair == NO_REPAIR]
+    slopes = {row.setup.loss_rate: times(estimate_of(row.rises, config), 1 / row.setup.loss_rate) for row in bare}
+    (rate, slope), *checks = slopes.items()
+    packets, damages = [packet for packet, _ in measured.found.critical], [rise for _, rise in measured.found.critical]
     sequences = len(measured.lossless.scores)
     alone = 0.0
     for place in {packet[:2] for packet in packets}:  # the same share of those as strong is critical in other messages
@@ -131,14 +129,12 @@ def report_of(measured: Measured, config: ToleranceConfig) -> Report:
             for each in (measured.lossless.packets, measured.lossless.alone)
         )
         alone += len(critical) * single / together
-    ours = [row for row in measured.rows if row.setup.loss_rate == measured.rows[-1].setup.loss_rate]
-    repaired = []
-    for row in ours:
-        error = measured.errors.get(row.setup.repair)
-        predicted = None if error is None else times(slope, row.setup.loss_rate * error)
-        repaired.append(
-            Repaired(row.setup.repair, predicted, estimate_of(row.rises, config), row.packets, row.delivered)
-        )
+    repaired, largest = [], measured.rows[-1].setup.loss_rate
+    for (*_, repair, at), rises, sent, delivered in measured.rows:
+        if at == largest:
+            predicted = times(slope, at * measured.errors[repair]) if repair in measured.errors else None
+            repaired.append(Repaired(repair, predicted, estimate_of(rises, config), sent, delivered))
+    places = [f"layer {each.layer}'s {each.module}, token {each.token}, rank {each.src}" for each in packets]
     return Report(
         measured.algorithm,
         measured.phase,
@@ -146,23 +142,15 @@ def report_of(measured: Measured, config: ToleranceConfig) -> Report:
         measured.rounding,
         rate,
         slope,
-        {row.setup.loss_rate: _slope(row, config) for row in others if row.setup.repair == NO_REPAIR},
+        dict(checks),
         t_interval(np.array(damages)) if damages else None,
         (len(packets) / sequences, alone / sequences),
-        [f"{words}: {count}" for words, count in Counter(map(_place, packets)).most_common()],
+        [f"{words}: {count}" for words, count in Counter(places).most_common()],
         t_interval(np.array(measured.found.others)) if measured.found.others else None,
         measured.found.unexplained,
         sequences,
         repaired,
     )
-
-
-def _place(packet: Packet) -> str:
-    return f"layer {packet.layer}'s {packet.module}, token {packet.token}, rank {packet.src}"
-
-
-def _slope(row: Rises, config: ToleranceConfig) -> Estimate:
-    return times(estimate_of(row.rises, config), 1 / row.setup.loss_rate)
 
 
 def lines(report: Report, config: ToleranceConfig) -> list[str]:
@@ -180,18 +168,18 @@ def lines(report: Report, config: ToleranceConfig) -> list[str]:
     found.append(f"  1 % of loss costs {_shown(per_cent)} nats a token, {_shown(more)} % of perplexity{condition}")
     for rate, slope in report.checks.items():
         ratio, either = slope.value / report.slope.value, _shown(times(slope, PER_CENT))
-        line = "on the line" if _overlap(slope, report.slope) else "off the line"
-        found.append(f"  at {_rate(rate)} loss, each 1 % costs {either} nats, {ratio:.2f} times as much: {line}")
+        apart = abs(slope.value - report.slope.value) > math.hypot(slope.half_width, report.slope.half_width)
+        line = "off the line" if apart else "on the line"
+        found.append(f"  at {100 * rate:.3g} % loss, each 1 % costs {either} nats, {ratio:.2f} times as much: {line}")
     found += _critical_lines(report, size)
-    columns = {"delivered": "critical packets delivered" if report.damage else ""}
-    if report.damage:
-        columns |= {"lost": f"lost, {size} sequences a message", "lost_alone": "lost, 1 sequence a message"}
-    slopes, largest = report.slopes(), max(report.checks, default=report.rate)
+    words = ["critical packets delivered", f"lost, {size} sequences a message", "lost, 1 sequence a message"]
+    slopes = [*zip(report.slopes().values(), words, strict=True)] if report.damage else [(report.slope, "")]
     for bound in BOUNDS:
-        rates = {name: budget(bound, slopes[name]) for name in columns}
-        each = "; ".join(f"{_percent(rates[name])} {words}".strip() for name, words in columns.items())
-        beyond = " (beyond the rates measured)" if rates["delivered"].value > largest else ""
-        found.append(f"  {bound:g} nats are lost at {each}{beyond}")
+        rates = [(times(budget(bound, slope), 100), condition) for slope, condition in slopes]
+        each = [f"{rate.value:.2g} % ({rate.low:.2g} to {rate.high:.2g}) {on}".strip() for rate, on in rates]
+        beyond = budget(bound, report.slope).value > max(report.checks, default=report.rate)
+        unsure = " (beyond the rates measured)" if beyond else ""
+        found.append(f"  {bound:g} nats are lost at {'; '.join(each)}{unsure}")
     return found
 
 
@@ -209,13 +197,11 @@ def _critical_lines(report: Report, size: int) -> list[str]:
         if len(report.where) > MOST_SHOWN:
             found.append(f"    and {len(report.where) - MOST_SHOWN} more")
     if report.others is not None:
-        found.append(
-            f"    all others above {STANDS_OUT:g} times the median norm cost {report.others.value:.2f} nats together"
-        )
+        others = f"all others above {STANDS_OUT:g} times the median norm"
+        found.append(f"    {others} cost {report.others.value:.2f} nats together")
     if report.unexplained:
-        found.append(
-            f"    {report.unexplained} sequences lose over {CRITICAL_NATS:g} nats through several packets together"
-        )
+        lose = f"{report.unexplained} sequences lose over {CRITICAL_NATS:g} nats"
+        found.append(f"    {lose} through several packets together")
     return found
 
 
@@ -226,15 +212,15 @@ TABLE = "  {:{width}} {:>9} {:>17} {:>12}"
 def table(report: Report) -> list[str]:
     """Return what each repair leaves, as lines."""
     rate = max(report.checks, default=report.rate)
-    width = max(len(each.repair) for each in report.repaired) + 2
-    found = [TABLE.format(f"repair at {_rate(rate)}", "predicted", "measured (nats)", "packets", width=max(width, 18))]
+    width = max(18, *(len(each.repair) + 2 for each in report.repaired))
+    found = [TABLE.format(f"repair at {100 * rate:.3g} %", "predicted", "measured (nats)", "packets", width=width)]
     bare = report.repaired[0].packets
     for each in report.repaired:
         predicted = "" if each.predicted is None else f"{each.predicted.value:.3f}"
         value = f"{each.measured.value:.3f} ± {each.measured.half_width:.3f}"
         more = "" if each is report.repaired[0] else f"{each.packets / bare - 1:+.1%}"
         name = each.repair + ("" if each.delivered else " *")
-        found.append(TABLE.format(name, predicted, value, more, width=max(width, 18)))
+        found.append(TABLE.format(name, predicted, value, more, width=width))
     if not all(each.delivered for each in report.repaired):
         found.append("  * critical packets are lost as the repair lets them")
     return found
@@ -246,19 +232,6 @@ def _shown(estimate: Estimate) -> str:
     return f"{estimate.value:.3g} ({estimate.low:.3g} to {estimate.high:.3g})"
 
 
-def _rate(rate: float) -> str:
-    return f"{100 * rate:.3g} %"
-
-
-def _percent(rates: Estimate) -> str:
-    value, low, high = (100 * each for each in rates)
-    return f"{value:.2g} % ({low:.2g} to {high:.2g})"
-
-
-def _overlap(one: Estimate, other: Estimate) -> bool:
-    return abs(one.value - other.value) <= math.hypot(one.half_width, other.half_width)
-
-
 def draw(measured: Measured, report: Report, title: str, folder: Path, name: str = FIGURE) -> Figure:
     """Write the figure as SVG and PNG, and return it: the line, and a cloud of sequences at each loss rate.
 
@@ -267,19 +240,26 @@ def draw(measured: Measured, report: Report, title: str, folder: Path, name: str
     set_style()
     figure, ax = plt.subplots(figsize=(COLUMN, 0.75 * COLUMN), layout="constrained")
     bare = [row for row in measured.rows if row.setup.repair == NO_REPAIR]
-    rates = np.array([row.setup.loss_rate for row in bare])
+    first, last = bare[0].setup.loss_rate, bare[-1].setup.loss_rate
     for number, row in enumerate(bare):
         rises_N = np.mean(row.rises, axis=0)
         label = "a sequence" if number == 0 else None
         ax.plot(np.full(len(rises_N), row.setup.loss_rate), rises_N, ".", color="C0", alpha=0.25, ms=4, label=label)
     damages = [rise for _, rise in measured.found.critical]
     if damages:
-        where = np.full(len(damages), rates[0] / APART)
-        ax.plot(where, damages, "x", color="C3", alpha=0.5, ms=3, label="lost a critical packet alone")
+        ax.plot(
+            np.full(len(damages), first / APART),
+            damages,
+            "x",
+            color="C3",
+            alpha=0.5,
+            ms=3,
+            label="lost a critical packet alone",
+        )
     slopes = {report.rate: report.slope} | report.checks
     means = [times(slope, rate) for rate, slope in slopes.items()]
     estimates(ax, [rate * APART for rate in slopes], means, 1, label="mean, 95 %")
-    line = np.array([rates[0] / 3, rates[-1] * 3])
+    line = np.array([first / 3, last * 3])
     ax.plot(line, report.slope.value * line, color="C0", lw=1, label=f"{report.slope.value:.2g} nats per unit")
     ax.fill_between(line, report.slope.low * line, report.slope.high * line, color="C0", alpha=0.15, linewidth=0)
     if damages:
