@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 from tqdm import tqdm
 
-from lossytp.network.checks import check_at_least, check_filled, check_not_negative, check_positive, check_probability
+from lossytp.network.checks import check_at_least, check_filled, check_positive, check_probability
 from lossytp.network.losses import Bernoulli
 from lossytp.study.statistics import t_interval
 from lossytp.study.style import COLUMN, MARKERS, estimates, marker_of, shared_legend
@@ -33,6 +33,7 @@ from paper.timing import (
     Path,
     SelectiveRepeat,
     Transport,
+    check_not_negative,
     step_seconds,
 )
 

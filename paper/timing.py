@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from lossytp.network.checks import check_at_least, check_known, check_not_negative, check_positive
+from lossytp.network.checks import check_at_least, check_known, check_positive, is_finite, refuse_if
 from lossytp.network.losses import LinkLosses, LossProcess
 from lossytp.network.random_numbers import NEVER
 from lossytp.network.repairs import MOST_TRIES, Repair, Retransmit
@@ -42,6 +42,12 @@ LOSSES_AT_ONCE = 2**22  # keeps what is computed at once, a sample at least, wit
 #     starts: time at which the packet that completes each message starts, in gaps: float64 (links, messages).
 #     sent: number of packets that each link sent, with retransmissions: float64 (links,).
 # Whole and dyadic times are exact, so rounding never decides which of two simultaneous events is first.
+
+
+def check_not_negative(name: str, value: object, unit: str) -> None:
+    """Raise ValueError unless `value` is a finite number of at least 0."""
+    wrong = not is_finite(value) or value < 0
+    refuse_if(wrong, name, value, f"is not a finite number of 0 or more: give 0 {unit} or more")
 
 
 class _Links:

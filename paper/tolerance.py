@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lossytp.study.statistics import ONE_POINT, loss_budget, rate_of_drop, t_interval
+from lossyprobe.expected_cost import loss_budget, rate_of_drop
+from lossytp.study.statistics import ONE_POINT, t_interval
 from lossytp.study.style import COLUMN, marker_of, shared_legend
 from lossytp.study.tables import newer_settings, with_lossless
 from lossytp.training.models import MODELS

@@ -216,7 +216,7 @@ def test_a_wrong_command_ends_with_one_line(
 
 def test_links_of_ranks_that_do_not_exist_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="link 1>2 names rank 2, which is above 1"):
+    with pytest.raises(ValueError, match="link 1>2 names rank 2, above the last of 2 ranks"):
         run.RunConfig(lossy_links="1>2")
     run.RunConfig(lossy_links="1>0")
 

@@ -82,7 +82,7 @@ def test_tolerance_runs(installed):
 def test_a_model_that_a_wheel_lacks_is_one_line_that_says_where_it_is(installed):
     done = installed("-m", f"lossytp.{TRAIN[0]}", *TRAIN[1:], "--model_name", "gpt2-micro")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "models/gpt2-micro in a checkout" in done.stderr
+    assert "a checkout's models/gpt2-micro" in done.stderr
 
 
 def test_a_report_lacks_only_the_comparison_with_the_study(installed):

@@ -87,13 +87,6 @@ def check_positive(name: str, value: object, unit: str) -> None:
     refuse_if(wrong, name, value, f"is not a finite number above 0: give a number of {unit}")
 
 
-def check_not_negative(name: str, value: object, unit: str) -> None:
-    """Raise ValueError unless `value` is a finite number of at least 0."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    refuse_if(not number, name, value, f"is not a number: give 0 {unit} or more")
-    refuse_if(not is_finite(value) or value < 0, name, value, f"is negative or infinite: give 0 {unit} or more")
-
-
 def check_filled(name: str, values: object) -> None:
     """Raise ValueError unless `values` is a list or a tuple with at least one value."""
     filled = isinstance(values, list | tuple) and bool(values)

@@ -180,6 +180,7 @@ def test_a_path_and_transports_know_their_times_and_bounds():
     for kind, name, value in (
         *((Path, "bandwidth_bits_per_s", value) for value in (0, math.inf)),
         (Path, "round_trip_s", -1),
+        (Path, "round_trip_s", float("inf")),
         *((SelectiveRepeat, "window_packets", value) for value in (0, 2.5)),
         (GoBackN, "timeout_s", math.nan),
         (BestEffort, "deadline_s", -1),
