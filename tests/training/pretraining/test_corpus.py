@@ -13,7 +13,8 @@ import torch
 from lossytp.training import corpus as corpora
 from lossytp.training.config import PretrainConfig
 from lossytp.training.corpus import BEGINNING, HELD_OUT_END, STDLIB, Position, corpus
-from lossytp.training.text import losses_by_block, token_losses, training_text, validation_text
+from lossytp.training.text import token_losses, training_text, validation_text
+from paper.damage import losses_by_block
 from tests.training.pretraining.documents import document, write
 
 
