@@ -227,7 +227,8 @@ class _Run:
                 raise Vanished(f"it sent {len(bits)} bits for {newest - first} packets")
             self.arrived[flow, first:newest] = bits[: newest - first]
         if self.watch is not None:
-            self.watch(sum(self.sender.counts), int(self.arrived.sum()))
+            arrived = int(self.arrived.sum())  # a packet can arrive before its sender counts it
+            self.watch(max(sum(self.sender.counts), arrived), arrived)
 
     def _end(self) -> None:
         """Tell the other end that all packets are sent, and receive its log."""
