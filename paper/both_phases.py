@@ -379,7 +379,6 @@ class TokensOfStep:
             if hidden.shape[0] % self.ranks == 0 and hidden.shape[0] > self.ranks:
                 each = hidden.view(self.ranks, -1, *hidden.shape[1:])
                 mean = each.mean(0)
-                row["distance"] = float((each - mean).square().sum(0).mean(0).sqrt().mean() / mean.norm(dim=-1).mean())
                 row["distance"] = float(((each - mean).square().sum() / self.ranks / mean.square().sum()).sqrt())
             if gradient is not None:
                 size = gradient.norm(dim=-1)

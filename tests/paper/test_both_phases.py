@@ -64,6 +64,17 @@ def test_capped_gradients_leave_small_ones_as_they_are():
     assert x.grad[:, 0].tolist() == pytest.approx([1, 1, 1, 2, 4])
 
 
+def test_the_control_masks_gradients_by_other_losses_and_leaves_the_forward_pass():
+    model, changed = own_streams(0.5), own_streams(0.5)
+    config = both_phases.PretrainConfig.from_dict(TINY | {"reliable_gather": False, "loss_rate": 0.5})
+    change_(changed, Arm({}, "gradients masked at random"), config)
+    batch = tiny_batch()
+    assert torch.equal(model(**batch).logits, changed(**batch).logits)
+    expected, found = gradients(model), gradients(changed)
+    name = next(name for name in expected if name.endswith("mlp.c_proj.weight"))
+    assert 0.1 < found[name].norm() / expected[name].norm() < 0.95
+
+
 def test_a_token_that_lost_its_sums_is_seen_with_its_gradient():
     model = own_streams(1.0)
     tokens = TokensOfStep(model, 4)
