@@ -83,6 +83,11 @@ FAMILIES += [("qwen3", mode, {}) for mode in ("shared", "own streams", "sequence
 FAMILIES += [("qwen2_moe", mode, {"algorithm": "ring"}) for mode in ("shared", "own streams", "sequence, lossy gather")]
 FAMILIES += [(family, "shared", {}) for family in ("gpt_neox", "gemma", "olmo2", "phi3", "glm")]
 FAMILIES += [(family, "own streams", {}) for family in ("olmo2", "phi3", "glm")]
+MASKED = {"masked_backward": True}
+FAMILIES += [
+    ("llama", "own streams", {"algorithm": "ring", "repair": repair, **MASKED}) for repair in ("stale", "hadamard(4)")
+]
+FAMILIES += [("qwen2_moe", "own streams", MASKED), ("llama", "own copies", MASKED)]
 FAMILIES += [("qwen2, one key-value head", mode, {}) for mode in ("shared", "own streams")]
 
 
