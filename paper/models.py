@@ -3,7 +3,7 @@
 python -m paper.models --model_name smollm2-135m
 python -m paper.models --model_name path/to/model.gguf
 
-Each model has one record for each of five parts. What has a record is not measured again. Weights from a file whose
+Each model has one record for each part. What has a record is not measured again. Weights from a file whose
 origin nobody has checked are known by its SHA-256 alone, and no claim may rest on them alone.
 
 The predicted slope is written before the slope is measured. Each packet k at risk carries a part x_k of a sum, and
@@ -18,6 +18,10 @@ a mean, -p x_k, and so the first term, which quantisation lacks. H is taken as t
 mean over tokens of the variance, under the model's own prediction of a token, of the logits' directional derivative.
 Random signs s_k replace the sum over packets by one direction (Hutchinson 1989): E[d.H.d] for d = sum_k s_k x_k. Both
 derivatives are central differences: a pass in which each packet is multiplied by 1 + eps s_k, and one by 1 - eps s_k.
+
+Larger rates are predicted in two ways before they are measured. The line is p times the slope at 1 %. The curve takes
+the two moments of what arrives, (1 - p) x_k with variance p (1 - p): the rise of a pass in which each packet is
+multiplied by 1 - p, plus p (1 - p) times the second term.
 
 Critical packets (`lossytp.tolerance`) are delivered, in the prediction and while losses are drawn.
 
@@ -60,6 +64,13 @@ EPSILON = 0.01  # relative step of the central differences
 PARTS_OF_DEPTH = 6
 WEIGHTS = "model.safetensors"
 NOT_KEPT = ("model_name", "output_dir")  # paths
+ONLY_OF = {  # settings that matter to one part alone
+    "predicted": ("probes",),
+    "repairs": ("repairs", "repair_rate"),
+    "depth": ("depth_rate", "depth_messages"),
+    "line": ("line_rates",),
+}
+ROUNDED = ("bf16", "int8", "fp8", "int4")  # what is sent, as a yardstick
 
 
 class ModelsConfig(ToleranceConfig):
@@ -71,7 +82,10 @@ class ModelsConfig(ToleranceConfig):
     """Smallest number of draws of losses for each row."""
     max_draws: Count = 10
     """Largest number of draws of losses for each row."""
-    repairs: str = "protect_layers(2, 2),protect(0.1),protect_first(1)"
+    repairs: str = (
+        "protect_layers(1, 1),protect_layers(2, 2),protect_first(1),protect_first(4),protect(0.01),protect(0.1),"
+        "hadamard(64),retransmit(1),protect(0.1) + retransmit(1)"
+    )
     """Repairs, separated by commas."""
     repair_rate: Share = 0.1
     """Packet loss rate at which repairs are measured."""
@@ -81,6 +95,8 @@ class ModelsConfig(ToleranceConfig):
     """Messages of the map by depth, from the text's beginning."""
     probes: Count = 2
     """Random directions of the predicted slope."""
+    line_rates: str = "0.001,0.003,0.1,0.2"
+    """Packet loss rates that are predicted from the slope at one rate, and then measured, separated by commas."""
     output_dir: str = "results/paper/models"
     """Folder for the records."""
 
@@ -120,7 +136,9 @@ class Model:
             ValueError: if the record has other settings.
         """
         file = self.folder / f"{self.name}-{part}.json"
-        settings = {key: value for key, value in self.config.with_text().as_dict().items() if key not in NOT_KEPT}
+        others = [name for other, names in ONLY_OF.items() if other != part for name in names]
+        left_out = {*NOT_KEPT, *others}
+        settings = {key: value for key, value in self.config.with_text().as_dict().items() if key not in left_out}
         if file.exists():
             record = json.loads(file.read_text(encoding="utf-8"))
             differ = [key for key, value in settings.items() if record["settings"].get(key) != value]
@@ -159,21 +177,49 @@ class Model:
         critical = [(Packet(*packet), rise) for packet, rise in values["critical"]]
         found = Found(critical, values["others"], values["unexplained"])
         yield "lossless", values
-        for part, measure in (("predicted", self.predicted), ("slope", self.slope), ("repairs", self.repairs)):
-            yield part, self.record(part, partial(measure, lossless, found))
-        yield "depth", self.record("depth", partial(self.depth, lossless, found))
+        for part in ("predicted", "slope", "curve", "line", "repairs", "precision", "depth"):
+            yield part, self.record(part, partial(getattr(self, part), lossless, found))
+
+    def terms(self, found: Found) -> Iterator["SecondOrder"]:
+        """Yield what predicts the rise of each message, without the critical packets."""
+        critical = [packet for packet, _ in found.critical]
+        for number, ids_BT in enumerate(self.account.measurement.messages):
+            yield SecondOrder(self.account.measurement, self.config, ids_BT, chosen_in(critical, number))
 
     def predicted(self, lossless: Lossless, found: Found) -> dict[str, Any]:
         """Predict the slope from passes without losses, as this module says."""
-        measurement, critical = self.account.measurement, [packet for packet, _ in found.critical]
-        first, second = [], []
-        for number, ids_BT in enumerate(measurement.messages):
-            terms = SecondOrder(measurement, self.config, ids_BT, chosen_in(critical, number))
-            first.append(terms.first_B())
-            second.append(np.mean([terms.second_B(seed) for seed in range(self.config.probes)], axis=0))
-        terms_N = {"first_order": np.concatenate(first), "second_order": np.concatenate(second)}
-        estimates = {name: t_interval(each_N).as_json() for name, each_N in terms_N.items()}
-        return {"slope": t_interval(sum(terms_N.values(), np.zeros(1))).as_json(), **estimates}
+        terms = [(each.first_B(), each.mean_second_B()) for each in self.terms(found)]
+        first_N, second_N = map(np.concatenate, zip(*terms, strict=True))
+        terms_N = {"slope": first_N + second_N, "first_order": first_N, "second_order": second_N}
+        return {name: t_interval(each_N).as_json() for name, each_N in terms_N.items()}
+
+    def line_rates(self) -> list[float]:
+        """Return the rates of the line, in ascending order."""
+        return self.config.replace(loss_rates=self.config.line_rates).rates()
+
+    def curve(self, lossless: Lossless, found: Found) -> dict[str, Any]:
+        """Predict the rises at the rates of the line, as this module says."""
+        rates, rises = self.line_rates(), []
+        for terms in self.terms(found):
+            second_B, score_B = terms.mean_second_B(), terms.scaled_B(0.0)
+            rises.append([terms.scaled_B(-rate) - score_B + rate * (1 - rate) * second_B for rate in rates])
+        rises_KN = np.concatenate(rises, axis=1)
+        return {str(rate): t_interval(rises_N).as_json() for rate, rises_N in zip(rates, rises_KN, strict=True)}
+
+    def line(self, lossless: Lossless, found: Found) -> dict[str, Any]:
+        """Measure the rises at these rates."""
+        rows = {rate: self.rises(NO_REPAIR, rate, lossless, found) for rate in self.line_rates()}
+        return {str(rate): estimate_of(row.rises, self.config).as_json() for rate, row in rows.items()}
+
+    def precision(self, lossless: Lossless, found: Found) -> dict[str, Any]:
+        """Measure what rounding costs alone, if all that is sent is rounded."""
+        scores = {}
+        for wire_dtype in ROUNDED:
+            settings = self.config.replace(wire_dtype=wire_dtype).network(Setup("direct", "reduce", NO_REPAIR, 0.0))
+            model, _ = self.account.measurement.over(settings)
+            messages = self.account.measurement.messages
+            scores[wire_dtype] = np.concatenate([self.account.measurement.score(model, ids_BT) for ids_BT in messages])
+        return {name: t_interval(each_N - np.array(lossless.scores)).as_json() for name, each_N in scores.items()}
 
     def rises(self, repair: str, rate: float, lossless: Lossless, found: Found, scale: float = 0.0) -> Rises:
         """Draw losses with the critical packets delivered, if the repair lets them be chosen."""
@@ -228,7 +274,7 @@ class SecondOrder:
         settings = config.network(Setup("direct", "reduce", NO_REPAIR, config.rates()[0]))
         self.model, self.network = measurement.over(settings, repair=Watch())
         self.network.alone, self.network.see = True, self._scale_
-        self.measurement, self.ids_BT, self.chosen = measurement, ids_BT, chosen
+        self.measurement, self.ids_BT, self.chosen, self.probes = measurement, ids_BT, chosen, config.probes
         self.step, self.signs, self.generator = 0.0, False, torch.Generator()
 
     def _scale_(self, message: Message, site: Site) -> None:
@@ -242,12 +288,18 @@ class SecondOrder:
             step_M = step_P.repeat_interleave(message.capacity)[: hop.stop - hop.start].to(message.rows_LN)
             message.rows_LN[message.rows_of(hop.positions), hop.start : hop.stop] *= 1 + step_M
 
+    def scaled_B(self, step: float) -> np.ndarray:
+        """Return the cross-entropy of each sequence if each packet is multiplied by 1 + step."""
+        self.signs, self.step = False, step
+        return self.measurement.score(self.model, self.ids_BT)
+
     def first_B(self) -> np.ndarray:
         """Return the rise of each sequence per unit of loss rate by the error's mean, -sum_k g.x_k."""
-        self.signs, scores = False, []
-        for self.step in (-EPSILON, EPSILON):
-            scores.append(self.measurement.score(self.model, self.ids_BT))
-        return (scores[0] - scores[1]) / (2 * EPSILON)
+        return (self.scaled_B(-EPSILON) - self.scaled_B(EPSILON)) / (2 * EPSILON)
+
+    def mean_second_B(self) -> np.ndarray:
+        """Return the mean of `second_B` over as many directions as the settings say."""
+        return np.mean([self.second_B(seed) for seed in range(self.probes)], axis=0)
 
     def second_B(self, seed: int) -> np.ndarray:
         """Return an estimate of sum_k x_k.H.x_k / 2 of each sequence, from one direction."""

@@ -12,7 +12,7 @@ from paper.models import ModelsConfig, SecondOrder, depths, measure, records, sh
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "45_models.ipynb"
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of folly. "
-PARTS = ["lossless", "predicted", "slope", "repairs", "depth"]
+PARTS = ["lossless", "predicted", "slope", "curve", "line", "repairs", "precision", "depth"]
 LAYERS, HOPS, PACKETS = 4, 2, 2  # of gpt2-nano, of a sum over two ranks, and of a hop in `terms`
 
 
@@ -81,6 +81,11 @@ def test_every_part_has_a_record_and_none_is_repeated(small, tmp_path, monkeypat
     assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == files
     with pytest.raises(ValueError, match=r"gpt2-nano-lossless.json has another seed: give the same"):
         measure(config.replace(seed=1))
+    with pytest.raises(ValueError, match=r"gpt2-nano-line.json has another line_rates"):
+        measure(config.replace(line_rates="0.1"))
+    predicted, curve = found["predicted"]["slope"]["value"], found["curve"]
+    assert curve["0.001"]["value"] / 0.001 == pytest.approx(predicted, rel=0.05)
+    assert list(curve) == list(found["line"]) == ["0.001", "0.003", "0.1", "0.2"]
 
     everything = records(tmp_path)
     row = table(everything).loc["gpt2-nano"]
