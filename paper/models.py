@@ -38,9 +38,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 from pydantic import Field
 from torch import Tensor
 
@@ -48,6 +51,7 @@ from lossytp.network.scope import MODULES, Site
 from lossytp.parallel.collectives import Message
 from lossytp.parallel.plans import blocks_of
 from lossytp.study.statistics import Estimate, t_interval
+from lossytp.study.style import COLUMN, estimates
 from lossytp.tolerance.config import NO_REPAIR, Setup, ToleranceConfig
 from lossytp.tolerance.measure import Account, Lossless, Measured, Measurement, Rises, estimate_of
 from lossytp.tolerance.packets import Found, Packet, Watch, chosen_in
@@ -388,6 +392,113 @@ def depths(found: Iterable[dict[str, Any]]) -> pd.DataFrame:
         for each in record["result"]
     ]
     return pd.DataFrame(rows, columns=["model", "module", "first layer", *Estimate._fields])
+
+
+# Draw the figures of sections "line", "models" and "repairs" from the records.
+
+CAPTIONS = {
+    "gpt2-nano": "GPT-2, 1.3 M",
+    "gpt2-micro": "GPT-2, 7 M",
+    "gpt2-micro-scratch": "random weights",
+    "smollm2-135m": "SmolLM2, 135 M",
+    "gemma3-270m": "Gemma 3, 270 M",
+    "qwen2.5-coder-0.5b": "Qwen2.5, 0.5 B",
+}
+"""Models as figures name them, in the order of their colours."""
+REPAIRS = {
+    "zero": "none",
+    "hadamard(64)": "Hadamard mixing",
+    "protect_first(1)": "first token reliable",
+    "protect_first(4)": "first 4 tokens reliable",
+    "protect(0.01)": "strongest 1 % reliable",
+    "protect(0.1)": "strongest 10 % reliable",
+    "protect_layers(1, 1)": "first and last layer reliable",
+    "protect_layers(2, 2)": "first and last 2 layers reliable",
+    "retransmit(1)": "one resend",
+    "protect(0.1) + retransmit(1)": "priority resend",
+}
+"""Repairs as figures name them, from top to bottom."""
+
+
+def results_of(found: Iterable[dict[str, Any]], part: str) -> dict[str, Any]:
+    """Return the results of one part by model, in the order of `CAPTIONS`."""
+    results = {record["model"]: record["result"] for record in found if record["part"] == part}
+    return {name: results[name] for name in CAPTIONS if name in results}
+
+
+def line_rows(found: list[dict[str, Any]]) -> pd.DataFrame:
+    """Tabulate the measured rises at every rate, beside the line through the first rate's and the predicted curve.
+
+    Columns: `model`, `loss_rate`, the rise (`value`, `low`, `high`), `line`, `curve`; nats a token.
+    """
+    rows = []
+    for model, result in results_of(found, "slope").items():
+        first, slope = result["rate"], result["slope"]
+        rises = {first: slope, **{float(rate): each for rate, each in result["checks"].items()}}
+        rises = {rate: {end: rate * each[end] for end in Estimate._fields} for rate, each in rises.items()}
+        rises |= {float(rate): rise for rate, rise in results_of(found, "line").get(model, {}).items()}
+        curve = results_of(found, "curve").get(model, {})
+        for rate, rise in sorted(rises.items()):
+            predicted = {"line": rate * slope["value"], "curve": curve.get(str(rate), {}).get("value")}
+            rows.append({"model": model, "loss_rate": rate, **rise, **predicted})
+    return pd.DataFrame(rows)
+
+
+def line_figure(rows: pd.DataFrame) -> Figure:
+    """Draw the rise against the loss rate for each model, with the line through its rise at 1 %."""
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.6), layout="constrained")
+    for number, model in enumerate(CAPTIONS):
+        of_model = rows[(rows["model"] == model) & (rows["value"] > 0)]
+        if of_model.empty or model.endswith(SCRATCH):
+            continue
+        slope = float(of_model["line"].iloc[0] / of_model["loss_rate"].iloc[0])
+        ends = np.array([of_model["loss_rate"].min(), of_model["loss_rate"].max()])
+        ax.plot(ends, slope * ends, color=f"C{number}", linewidth=0.8)
+        bars = of_model[["value", "low", "high"]].assign(low=of_model["low"].clip(lower=of_model["value"] / 10))
+        estimates(ax, of_model["loss_rate"], bars, number, label=f"{CAPTIONS[model]}: {slope / 100:.2g}")
+    ax.set(xscale="log", yscale="log", xlabel="packet loss rate", ylabel="rise, nats a token")
+    ax.set_title("Loss costs in proportion to its rate")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g} %"))
+    ax.legend(title="nats for each 1 % of loss", loc="upper left")
+    return figure
+
+
+def slopes_figure(rows: pd.DataFrame) -> Figure:
+    """Draw the slope that passes without losses predict against the measured one."""
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.4), layout="constrained")
+    rows = rows[rows["slope"] > 0].dropna(subset=["predicted"])
+    columns = ["predicted", "slope", "low", "high"]
+    slopes = rows[columns].astype(float) / 100
+    ends = np.array([0.3 * slopes["slope"].min(), 1.5 * slopes["slope"].max()])
+    ax.plot(ends, ends, color="0.6", linewidth=0.8, label="equal")
+    for number, (model, name) in enumerate(CAPTIONS.items()):
+        if model in slopes.index:
+            predicted, *values = slopes.loc[model]
+            estimates(ax, [predicted], [values], number, label=name)
+    ax.set(xscale="log", yscale="log", xlabel="predicted without losses, nats for each 1 %")
+    ax.set(ylabel="measured, nats for each 1 %", title="A lossless pass predicts a model's slope")
+    ax.legend(loc="upper left")
+    return figure
+
+
+def repairs_figure(found: list[dict[str, Any]], rate: float) -> Figure:
+    """Draw what each repair leaves in the models that others trained, beside the packets that it sends in addition."""
+    repaired = {name: rows for name, rows in results_of(found, "repairs").items() if not name.startswith("gpt2")}
+    figure, axes = plt.subplots(
+        1, max(len(repaired), 1), figsize=(COLUMN, 2.5), layout="constrained", sharey=True, squeeze=False
+    )
+    for ax, (model, rows) in zip(axes[0], repaired.items(), strict=False):
+        by_name = {row["repair"]: row for row in rows}
+        names = [name for name in REPAIRS if name in by_name]
+        places = -np.arange(len(names))
+        values = [[by_name[name]["rise"][end] for end in Estimate._fields] for name in names]
+        estimates(ax, places, values, list(CAPTIONS).index(model), across=True)
+        more = [100 * by_name[name]["reliable_share"] * rate / (1 - rate) for name in names]
+        ax.set_yticks(places, [f"{REPAIRS[name]} (+{each:.1f} %)" for name, each in zip(names, more, strict=True)])
+        ax.set(title=CAPTIONS[model], xlabel=f"rise at {100 * rate:g} %, nats")
+        ax.set_xlim(left=0)
+    figure.suptitle("What repairs leave (in brackets: packets sent in addition)")
+    return figure
 
 
 def main() -> None:
