@@ -139,31 +139,22 @@ class Model:
         Raises:
             ValueError: if the record has other settings.
         """
-        file = self.folder / f"{self.name}-{part}.json"
         others = [name for other, names in ONLY_OF.items() if other != part for name in names]
-        left_out = {*NOT_KEPT, *others}
-        settings = {key: value for key, value in self.config.with_text().as_dict().items() if key not in left_out}
-        if file.exists():
-            record = json.loads(file.read_text(encoding="utf-8"))
-            differ = [key for key, value in settings.items() if record["settings"].get(key) != value]
-            if differ:
-                raise ValueError(f"{file} has another {differ[0]}: give the same, or another output_dir")
-            return record["result"]
-        self.show(part)
-        result = measure()
-        record = {
-            "model": self.name,
-            "part": part,
-            "weights_sha256": sha256(self.config.model_name),
-            "tensor_parallel_size": self.account.measurement.ranks,
-            "layers": len(blocks_of(self.account.measurement.dense)),
-            "first_tokens": self.account.measurement.first_tokens.get("first_tokens", []),
-            "settings": settings,
-            "commit": commit(),
-            "result": result,
-        }
-        write_atomically(file, json.dumps(record, indent=1, allow_nan=False) + "\n")
-        return result
+
+        def measured() -> dict[str, Any]:
+            self.show(part)
+            result = measure()
+            return {
+                "model": self.name,
+                "part": part,
+                "weights_sha256": sha256(self.config.model_name),
+                "tensor_parallel_size": self.account.measurement.ranks,
+                "layers": len(blocks_of(self.account.measurement.dense)),
+                "first_tokens": self.account.measurement.first_tokens.get("first_tokens", []),
+                "result": result,
+            }
+
+        return kept(self.folder / f"{self.name}-{part}.json", self.config, measured, left_out=others)["result"]
 
     def lossless(self) -> dict[str, Any]:
         """Score the text without losses, and find the critical packets; keep those at critical packets' places."""
@@ -275,11 +266,12 @@ class SecondOrder:
     """The two terms of the predicted slope on the B sequences of one message, without its chosen packets."""
 
     def __init__(self, measurement: Measurement, config: ModelsConfig, ids_BT: Tensor, chosen: Any) -> None:
-        settings = config.network(Setup("direct", "reduce", NO_REPAIR, config.rates()[0]))
+        settings = config.network(Setup(config.algorithms, "reduce", NO_REPAIR, config.rates()[0]))
         self.model, self.network = measurement.over(settings, repair=Watch())
         self.network.alone, self.network.see = True, self._scale_
         self.measurement, self.ids_BT, self.chosen, self.probes = measurement, ids_BT, chosen, config.probes
         self.step, self.signs, self.generator = 0.0, False, torch.Generator()
+        self.correlation = 0.0  # of the losses of two consecutive packets
 
     def _scale_(self, message: Message, site: Site) -> None:
         """Multiply each packet at risk by 1 + step, or by 1 + step * s_k with random signs."""
@@ -287,7 +279,11 @@ class SecondOrder:
             packets = hop.num_packets(message.capacity)
             step_P = torch.full((packets,), self.step)
             if self.signs:
-                step_P *= 2 * torch.randint(0, 2, (packets,), generator=self.generator) - 1
+                signs_P = 2 * torch.randint(0, 2, (packets,), generator=self.generator) - 1
+                if self.correlation:  # a packet keeps the sign of the one before it with this probability
+                    kept_P = torch.rand(packets, generator=self.generator) < self.correlation
+                    signs_P = signs_P[torch.arange(packets).masked_fill(kept_P, 0).cummax(0).values]
+                step_P *= signs_P
             step_P[self.chosen.get((site.layer, site.module), {}).get(number, [])] = 0
             step_M = step_P.repeat_interleave(message.capacity)[: hop.stop - hop.start].to(message.rows_LN)
             message.rows_LN[message.rows_of(hop.positions), hop.start : hop.stop] *= 1 + step_M
@@ -318,6 +314,27 @@ class SecondOrder:
                 mean_T1 = (chance_TV * slope_TV).sum(-1, keepdim=True)
                 found.append(float((chance_TV * (slope_TV - mean_T1).square()).sum(-1).mean()) / 2)
         return np.array(found)
+
+
+def kept(
+    file: Path, config: ModelsConfig, measure: Callable[[], dict[str, Any]], left_out: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return a file's record. Without one, measure it, and write it with the settings, but for those `left_out`.
+
+    Raises:
+        ValueError: if the record has other settings.
+    """
+    values = config.with_text().as_dict()
+    settings = {name: value for name, value in values.items() if name not in {*NOT_KEPT, *left_out}}
+    if file.exists():
+        record = json.loads(file.read_text(encoding="utf-8"))
+        differ = [name for name, value in settings.items() if record["settings"].get(name) != value]
+        if differ:
+            raise ValueError(f"{file} has another {differ[0]}: give the same, or another output_dir")
+        return record
+    record = measure() | {"settings": settings, "commit": commit()}
+    write_atomically(file, json.dumps(record, indent=1, allow_nan=False) + "\n")
+    return record
 
 
 def sixths(layers: int) -> list[tuple[int, int]]:
