@@ -58,8 +58,8 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **comm: Any) -> Tensor:
     Args:
         x_RN: (ranks, elements), one floating-point message per rank. It is not changed, and no gradient flows through.
         network: its links advance by the packets of the messages.
-        comm: settings of `CommConfig.named`, such as `algorithm` and `repair`. `sequence_parallel` is refused, since it
-            does not all-reduce; so is the repair "stale", which needs the earlier messages of a `LossyCollective`.
+        comm: settings of `CommConfig.named`, such as `algorithm` and `repair`. `sequence_parallel` does not all-reduce,
+            and is refused; so are the repairs "stale", "protect_first" and "protect_layers", which need a model.
 
     Returns:
         (ranks, elements): the result that each rank holds.
@@ -80,8 +80,8 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **comm: Any) -> Tensor:
     inside = any(network.scope.covers(NOWHERE._replace(phase=phase)) for phase in PHASES)
     fault = "leaves out a sum that is of no layer, module or direction: give only a phase, or no scope"
     refuse_if(not inside, "scope", network.scope, fault)
-    fault = "does not work for a single sum, before which nothing arrived: choose another"
-    refuse_if(repair.remembers, "repair", str(repair), fault)
+    fault = "does not work for a single sum, of no model, before which nothing arrived: choose another"
+    refuse_if(repair.remembers or repair.knows_model, "repair", str(repair), fault)
     result = collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format))
     return result if own_streams else result.expand_as(x_RN).clone()
 

@@ -469,6 +469,8 @@ def test_within_reliable_nothing_is_lost_scaled_or_counted():
         ({"algorithm": "rings"}, "algorithm"),
         ({"repair": "fec(8)"}, "repair"),
         ({"repair": "stale"}, "repair"),
+        ({"repair": "protect_first(1)"}, "repair"),
+        ({"repair": "protect_layers(1, 1) + rescale"}, "repair"),
         ({"sequence_parallel": True}, "sequence_parallel"),
     ],
 )
