@@ -43,7 +43,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from pydantic import Field
 from torch import Tensor
 
@@ -51,7 +51,7 @@ from lossytp.network.scope import MODULES, Site
 from lossytp.parallel.collectives import Message
 from lossytp.parallel.plans import blocks_of
 from lossytp.study.statistics import Estimate, t_interval
-from lossytp.study.style import COLUMN, estimates
+from lossytp.study.style import COLUMN, estimates, shared_legend
 from lossytp.tolerance.config import NO_REPAIR, Setup, ToleranceConfig
 from lossytp.tolerance.measure import Account, Lossless, Measured, Measurement, Rises, estimate_of
 from lossytp.tolerance.packets import Found, Packet, Watch, chosen_in
@@ -461,40 +461,35 @@ def line_rows(found: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def line_figure(rows: pd.DataFrame) -> Figure:
-    """Draw the rise against the loss rate for each model, with the line through its rise at 1 %."""
-    figure, ax = plt.subplots(figsize=(COLUMN, 2.6), layout="constrained")
-    for number, model in enumerate(CAPTIONS):
-        of_model = rows[(rows["model"] == model) & (rows["value"] > 0)]
-        if of_model.empty or model.endswith(SCRATCH):
-            continue
-        slope = float(of_model["line"].iloc[0] / of_model["loss_rate"].iloc[0])
-        ends = np.array([of_model["loss_rate"].min(), of_model["loss_rate"].max()])
-        ax.plot(ends, slope * ends, color=f"C{number}", linewidth=0.8)
-        bars = of_model[["value", "low", "high"]].assign(low=of_model["low"].clip(lower=of_model["value"] / 10))
-        estimates(ax, of_model["loss_rate"], bars, number, label=f"{CAPTIONS[model]}: {slope / 100:.2g}")
-    ax.set(xscale="log", yscale="log", xlabel="packet loss rate", ylabel="rise, nats a token")
-    ax.set_title("Loss costs in proportion to its rate")
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g} %"))
-    ax.legend(title="nats for each 1 % of loss", loc="upper left")
-    return figure
+def line_figure(rows: pd.DataFrame, models: pd.DataFrame) -> Figure:
+    """Draw the rise against the loss rate, and the slope that passes without losses predict against the measured one.
 
-
-def slopes_figure(rows: pd.DataFrame) -> Figure:
-    """Draw the slope that passes without losses predict against the measured one."""
-    figure, ax = plt.subplots(figsize=(COLUMN, 2.4), layout="constrained")
-    rows = rows[rows["slope"] > 0].dropna(subset=["predicted"])
-    columns = ["predicted", "slope", "low", "high"]
-    slopes = rows[columns].astype(float) / 100
-    ends = np.array([0.3 * slopes["slope"].min(), 1.5 * slopes["slope"].max()])
-    ax.plot(ends, ends, color="0.6", linewidth=0.8, label="equal")
+    Args:
+        rows: from `line_rows`.
+        models: from `table`. A slope that is not positive has no place on the axes.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(2 * COLUMN, 2.4), layout="constrained")
+    trained = models[models["slope"] > 0].dropna(subset=["predicted"])
+    slopes = trained[["predicted", "slope", "low", "high"]].astype(float) / 100
+    ends = np.array([0.4 * slopes["slope"].min(), 2 * slopes["slope"].max()])
+    right.plot(ends, ends, color="0.6", linewidth=0.8)
     for number, (model, name) in enumerate(CAPTIONS.items()):
-        if model in slopes.index:
-            predicted, *values = slopes.loc[model]
-            estimates(ax, [predicted], [values], number, label=name)
-    ax.set(xscale="log", yscale="log", xlabel="predicted without losses, nats for each 1 %")
-    ax.set(ylabel="measured, nats for each 1 %", title="A lossless pass predicts a model's slope")
-    ax.legend(loc="upper left")
+        if model not in slopes.index:
+            continue
+        predicted, slope, low, high = slopes.loc[model].to_numpy()
+        rises = rows[(rows["model"] == model) & (rows["low"] > 0)]
+        rates = np.sort(rises["loss_rate"].to_numpy())[[0, -1]]
+        left.plot(rates, 100 * slope * rates, color=f"C{number}", linewidth=0.8)
+        estimates(left, rises["loss_rate"], rises[["value", "low", "high"]], number, label=f"{name}: {slope:.2g}")
+        estimates(right, [predicted], [[slope, low, high]], number)
+    left.set(xscale="log", yscale="log", xlabel="packet loss rate", ylabel="rise, nats a token")
+    left.set_title("Loss costs in proportion to its rate")
+    right.set_title("Passes without losses predict how much")
+    left.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g} %"))
+    left.xaxis.set_minor_formatter(NullFormatter())
+    right.set(xscale="log", yscale="log", xlabel="predicted, nats for each 1 %")
+    right.set_ylabel("measured, nats for each 1 %")
+    shared_legend(figure, left, title="nats for each 1 % of loss", loc="outside right center", ncols=1)
     return figure
 
 
