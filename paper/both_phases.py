@@ -82,6 +82,7 @@ from lossytp.training.files import write_atomically
 from lossytp.training.loop import Run
 from lossytp.training.progress import Progress
 from lossytp.training.record import commit
+from paper.study import Study, json_rows
 
 BASE: dict[str, Any] = {  # the study's pretraining, but for smaller batches, which fail as well
     "dataset": "wikimedia/wikipedia",
@@ -476,3 +477,9 @@ def summary(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def answer(study: Study) -> dict[str, Any]:
+    """Return how each run stood at its end."""
+    files = sorted((study.results / "both_phases").glob("*.json"))
+    return {"both_phases": json_rows(summary(json.loads(file.read_text(encoding="utf-8")) for file in files))}

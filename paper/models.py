@@ -55,6 +55,7 @@ from lossytp.training.models import GENERATION, MODELS, build_model, load_tokeni
 from lossytp.training.record import commit
 from lossytp.training.settings import Count, Share
 from lossytp.training.shapes import SCRATCH, gguf_file
+from paper.study import Study, json_rows
 
 EPSILON = 0.01  # relative step of the central differences
 PARTS_OF_DEPTH = 6
@@ -336,6 +337,12 @@ def depths(found: Iterable[dict[str, Any]]) -> pd.DataFrame:
         for each in record["result"]
     ]
     return pd.DataFrame(rows, columns=["model", "module", "first layer", *Estimate._fields])
+
+
+def answer(study: Study) -> dict[str, Any]:
+    """Return the table of the models, and the maps by depth."""
+    found = records(study.results / "models")
+    return {"models": json_rows(table(found).rename_axis("model").reset_index()), "depths": json_rows(depths(found))}
 
 
 def main() -> None:
