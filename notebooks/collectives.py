@@ -1,4 +1,4 @@
-"""Measure what losses do to collectives, beside the theory: what is missing, how wrong sums are, how long they take.
+"""Measure what losses do to collectives and links: what is missing, how wrong sums are, how long they take: lessons 10 and 12.
 
 Shapes: R ranks, N elements of one message, H a shard's inputs, D outputs.
 """
