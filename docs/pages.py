@@ -5,15 +5,7 @@ import re
 from pathlib import Path
 
 LESSONS = ("00_explore", "12_collectives", "40_lab", "60_my_model")
-QUESTIONS = (
-    "51_tolerance",
-    "52_real_model",
-    "53_models",
-    "54_both_phases",
-    "55_pretraining",
-    "56_price",
-    "57_sizes",
-)
+QUESTIONS = ("51_tolerance", "52_real_model", "53_models", "54_both_phases", "55_pretraining", "56_price", "57_sizes")
 
 
 def write_if_changed(file: Path, text: str) -> None:
@@ -44,6 +36,6 @@ def copy_study(docs: Path) -> None:
     """Copy the notebook of each question of the paper to docs/study, and write the index."""
     copy_notebooks(docs, QUESTIONS, "study")
     runs = len(list((docs.parent / "results" / "paper" / "runs").iterdir()))
-    start = f"# The study\n\nThe study trained {runs:,} runs. Each question has a notebook, which reads their records.\n"
+    start = f"# The study\n\nThe study trained {runs:,} runs. Each question has a notebook that reads records.\n"
     start += "The paper itself is `results/paper/lossytp.pdf`.\n\n```{toctree}\n"
     write_if_changed(docs / "study" / "index.md", start + "\n".join(QUESTIONS) + "\n```\n")

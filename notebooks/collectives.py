@@ -1,4 +1,4 @@
-"""Measure what losses do to collectives and links: what is missing, how wrong sums are, how long they take: lessons 10 and 12.
+"""Measure what losses do to collectives and links, for the lessons 10 and 12: what is missing, how wrong, how long.
 
 Shapes: R ranks, N elements of one message, H a shard's inputs, D outputs.
 """
