@@ -14,51 +14,82 @@ from lossytp.study.grid import load_experiments
 
 PROFILE = config.get("profile", "laptop")
 RESULTS = f"results/{PROFILE}"
-REPRODUCES = PROFILE == "laptop"
-TEXT = "lossytp" if PROFILE == "paper" else "report"
 CELLS_EXIST = bool(config.get("figures_only"))
-CHECKS = ["channel.csv", "bursts.csv", "baseline.json", "collective_errors.csv", "collective_times.csv", "step_times.csv"]
+CHECKS = ["channel.csv", "bursts.csv", "collective_errors.csv", "collective_times.csv", "step_times.csv"]
 FEW_STEPS = {"samples": 2, "bandwidths_gbits": [10], "round_trips_us": [100], "loss_rates": [0.0, 0.2], "tokens": 256}
 NUM_PACKETS = {"smoke": 1_000_000}.get(PROFILE, 10_000_000)
 
 EXPERIMENTS = load_experiments(Path("notebooks/experiments"), PROFILE, Path(RESULTS))
-FOLDERS = sorted(frozenset().union(*(experiment.folders for experiment in EXPERIMENTS)))
-RECORDS = [f"{folder}/record.json" for folder in FOLDERS]
+FOLDERS = {experiment.name: sorted(experiment.folders) for experiment in EXPERIMENTS}
+RECORDS = sorted(frozenset(f"{folder}/record.json" for folders in FOLDERS.values() for folder in folders))
 TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
-TOLERANCE = [cell.config for each in EXPERIMENTS if each.name == "01_tolerance" for cell in each.cells]
-OWN = not TOLERANCE  # grids that are not the study's
+OWN = "01_tolerance" not in FOLDERS  # grids that are not the study's
 CHECKS = [] if OWN else CHECKS
-FIGURES = [] if OWN else [f"{RESULTS}/figures/{name}.svg" for name in ("tolerance", "burst_lengths")]
-BASELINES = list({each.data.dataset: each.as_dict() for each in TOLERANCE}.values())  # one cell per task
 SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # lists the runs in the figures
 DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
-INFERENCE = "--model_name gpt2-nano --text stdlib --loss_rates 0.1 --repairs 'hadamard(64)' --min_draws 6 --max_draws 6"
+LIBRARY = [str(file) for each in ("network", "study", "training") for file in Path("lossytp", each).glob("*.py")]
+
+TOLERANCE = ("51_tolerance", ["tolerance"], ["01_tolerance", "01_tolerance_of_both_phases", "03_rings"], [])
+PRETRAINING = ["11_pretraining", "18_pretraining_gpt2", "18_pretraining_gpt2_jumbo"]
+QUESTIONS = {  # notebook, figures, experiments, and other files below the results
+    "paper": (
+        TOLERANCE,
+        ("52_real_model", ["texts"], ["13_real_model", "13_real_model_qnli"], ["real_model/**/*.*"]),
+        ("53_models", ["line", "repairs"], [], ["models/*.json"]),
+        ("54_both_phases", ["both_phases"], [], ["both_phases/*.json"]),
+        ("55_pretraining", ["training_losses"], PRETRAINING, []),
+        ("56_price", ["price"], PRETRAINING[:1], ["step_times.csv"]),
+        ("57_sizes", ["sizes"], ["15_sizes"], ["sizes/*.csv"]),
+        ("59_lost_together", [], [], ["lost_together/*.json"]),
+    ),
+    "laptop": (("58_reproduction", ["reproduction"], list(FOLDERS), []),),
+}.get(PROFILE, () if OWN else (TOLERANCE,))
+USES = {  # modules
+    "52_real_model": ["timing"],
+    "53_models": ["second_order"],
+    "56_price": ["pretraining", "timing"],
+    "58_reproduction": ["models", "second_order"],
+    "59_lost_together": ["models", "second_order"],
+}
+TEXT = {"paper": "lossytp", "laptop": "reproduction"}.get(PROFILE, "report")
+ANSWERS = [f"{RESULTS}/answers/{notebook.partition('_')[2]}.json" for notebook, *_ in QUESTIONS]
+ALL_RUNS = [] if PROFILE == "laptop" else [str(SUMMARY), f"{RESULTS}/answers/runs.json"]
+READ = json.dumps({"profile": PROFILE, "results_dir": RESULTS, "output_dir": RESULTS})
 RUN = "python -m lossytp.study.run notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
 if workflow.remote_exec:  # on a cluster ./run_all.sh is on another machine, so the notebook ends with its job
     os.environ["LOSSYTP_RUN_PID"] = str(os.getpid())
 
 
+def records_of(names):
+    """Return the records of experiments, and their grids.
+
+    In a fresh clone every file is new, so a drawn record's age means nothing; its folder's name holds its hash.
+    """
+    folders = [folder for name in names for folder in FOLDERS.get(name, ())]
+    files = [(f"{folder}/record.json", Path(folder).name in DRAWN) for folder in folders]
+    records = [] if CELLS_EXIST else [ancient(file) if drawn else file for file, drawn in files]
+    return [*records, *(f"notebooks/experiments/{name}.yaml" for name in names if name in FOLDERS)]
+
+
 localrules:
     all,
-    figures,
+    runs,
     paper,
-    reproduction,
 
 
 rule all:
     input:
         # listed, because existing figures alone would not make Snakemake run a missing cell
         [] if CELLS_EXIST else [*RECORDS, *TABLES],
-        [] if CELLS_EXIST or REPRODUCES else [f"{RESULTS}/{name}" for name in CHECKS],
-        f"{RESULTS}/inference/tolerance.json" if PROFILE == "paper" and not CELLS_EXIST else [],
-        f"{RESULTS}/reproduction.pdf" if REPRODUCES else str(SUMMARY) if OWN else f"{RESULTS}/{TEXT}.pdf",
+        [] if CELLS_EXIST or PROFILE == "laptop" else [f"{RESULTS}/{name}" for name in CHECKS],
+        ALL_RUNS if OWN else f"{RESULTS}/{TEXT}.pdf",
 
 
 rule paper:
     input:
-        f"{RESULTS}/paper.json",
-        FIGURES,
+        ALL_RUNS,
+        ANSWERS,
         sorted(str(file) for file in Path("paper").iterdir() if file.suffix in (".typ", ".csv", ".bib")),
     output:
         f"{RESULTS}/{TEXT}.pdf",
@@ -66,66 +97,55 @@ rule paper:
         "python -m paper.study paper/{TEXT}.typ {output} --results {RESULTS}"
 
 
-rule figures:
+rule runs:
     input:
-        # in a fresh clone every file is new, so a drawn record's age means nothing; its folder's name holds its hash
-        [] if CELLS_EXIST else [ancient(file) if Path(file).parent.name in DRAWN else file for file in RECORDS],
-        [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
-        TABLES if not CELLS_EXIST else [],
-        "notebooks/50_figures.ipynb",
-        sorted(str(file) for file in Path(RESULTS).glob("real_model/**/*") if file.suffix in (".json", ".csv")),
-        sorted(str(file) for file in [*Path(RESULTS).glob("predictions/*.csv"), *Path("models").glob("*/pretrain.json")]),
-        sorted(str(file) for file in Path("notebooks").rglob("*.yaml")),
-        sorted(str(file) for each in ("lossytp/network", "lossytp/training", "lossytp/study", "paper") for file in Path(each).rglob("*.py")),
+        records_of(FOLDERS),
+        [] if CELLS_EXIST else TABLES,
+        LIBRARY,
+        "notebooks/50_runs.ipynb",
+        "notebooks/tasks.yaml",
+        "paper/study.py",
     output:
-        f"{RESULTS}/paper.json",
-        f"{RESULTS}/experiment_summary.csv",
-        FIGURES,
+        SUMMARY,
+        f"{RESULTS}/answers/comparisons.csv",
+        f"{RESULTS}/answers/runs.json",
     log:
-        f"{RESULTS}/notebooks/50_figures.ipynb",
+        f"{RESULTS}/notebooks/50_runs.ipynb",
     params:
-        notebook="50_figures",
-        values=json.dumps(
-            {"profile": PROFILE, "results_dir": RESULTS, "experiments_dir": "notebooks/experiments"}
-        ),
+        notebook="50_runs",
+        values=READ,
     shell:
         RUN
 
 
-rule reproduction:
-    input:
-        RECORDS,
-        f"{RESULTS}/inference/tolerance.json",
-        "paper/reproduction.typ",
-        "paper/numbers.typ",
-        ancient("notebooks/51_reproduction.ipynb"),
-    output:
-        f"{RESULTS}/reproduction.json",
-        f"{RESULTS}/figures/reproduction.svg",
-        f"{RESULTS}/reproduction.pdf",
-    log:
-        f"{RESULTS}/notebooks/51_reproduction.ipynb",
-    params:
-        notebook="51_reproduction",
-        values=json.dumps(
-            {
-                "profile": PROFILE,
-                "results_dir": RESULTS,
-                "published_dir": "results/paper",
-                "experiments_dir": "notebooks/experiments",
-            }
-        ),
-    shell:
-        RUN + " && python -m paper.study paper/reproduction.typ {output[2]} --results {RESULTS}"
+for notebook, figures, experiments, files in QUESTIONS:
+
+    rule:
+        name:
+            notebook.partition("_")[2]
+        localrule: True
+        input:
+            records_of(experiments),
+            # step_times.csv is made here, too; other files are records
+            [f"{RESULTS}/{each}" for each in files if "*" not in each and not CELLS_EXIST],
+            sorted(str(file) for each in files if "*" in each for file in Path(RESULTS).glob(each)),
+            LIBRARY,
+            f"notebooks/{notebook}.ipynb",
+            "notebooks/tasks.yaml",
+            [f"paper/{each}.py" for each in (notebook.partition("_")[2], "study", *USES.get(notebook, ()))],
+        output:
+            f"{RESULTS}/answers/{notebook.partition('_')[2]}.json",
+            [f"{RESULTS}/figures/{name}.svg" for name in figures],
+        log:
+            f"{RESULTS}/notebooks/{notebook}.ipynb",
+        params:
+            notebook=notebook,
+            values=READ,
+        shell:
+            RUN
 
 
 if not CELLS_EXIST:
-
-    rule inference:
-        output:
-            f"{RESULTS}/inference/tolerance.json",
-        shell:
-            "python -m paper.inference {INFERENCE} --output_dir {RESULTS}/inference > /dev/null"
 
     rule channel_check:
         input:
@@ -167,20 +187,6 @@ if not CELLS_EXIST:
         params:
             notebook="13_step_times",
             values=json.dumps({"results_dir": RESULTS} | (FEW_STEPS if PROFILE == "smoke" else {})),
-        shell:
-            RUN
-
-    rule task_baseline:
-        input:
-            ancient("notebooks/15_task_baseline.ipynb"),
-        output:
-            f"{RESULTS}/baseline.json",
-        priority: 1
-        log:
-            f"{RESULTS}/notebooks/15_task_baseline.ipynb",
-        params:
-            notebook="15_task_baseline",
-            values=json.dumps({"results_dir": RESULTS, "cells": BASELINES}),
         shell:
             RUN
 

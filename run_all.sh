@@ -135,6 +135,6 @@ case $command in
         echo "open output/docs/index.html"
         ;;
     lab) exec jupyter lab notebooks/00_explore.ipynb "$@" ;;
-    figures) run_graph paper "$@" --forcerun figures paper --config profile=paper figures_only=1 ;;
+    figures) run_graph paper "$@" --forceall --config profile=paper figures_only=1 ;;
     *) run_graph "$command" "$@" --config profile="$command" ;;
 esac

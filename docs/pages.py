@@ -1,12 +1,14 @@
-"""Write the pages that the build makes: copies of the lessons, and the pages of the study."""
+"""Copy the lessons, and the analysis notebooks of the study, to where Sphinx executes them."""
 
 import json
 import re
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 LESSONS = ("00_explore", "12_collectives", "40_lab", "60_my_model")
+QUESTIONS = (
+    "51_tolerance", "52_real_model", "53_models", "54_both_phases", "55_pretraining", "56_price", "57_sizes",
+    "59_lost_together",
+)  # fmt: skip
 
 
 def write_if_changed(file: Path, text: str) -> None:
@@ -16,53 +18,27 @@ def write_if_changed(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-def copy_lessons(docs: Path) -> None:
-    """Copy the lessons to docs/notebooks, without sliders and links to notebooks that are not on the site."""
-    for name in LESSONS:
+def copy_notebooks(docs: Path, names: tuple[str, ...], folder: str) -> None:
+    """Copy notebooks to a folder of docs, without sliders and links to what is not in this folder."""
+    for name in names:
         notebook = json.loads((docs.parent / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
         cells = [cell for cell in notebook["cells"] if "sliders" not in cell["metadata"].get("tags", ())]
         for cell in cells:
             if cell["cell_type"] == "markdown":
                 source = "".join(cell["source"])
-                cell["source"] = re.sub(rf"\[([^]]+)\]\((?!({'|'.join(LESSONS)})\.ipynb)[^h)][^)]*\)", r"\1", source)
-        write_if_changed(docs / "notebooks" / f"{name}.ipynb", json.dumps(notebook | {"cells": cells}, indent=1))
+                cell["source"] = re.sub(rf"\[([^]]+)\]\((?!({'|'.join(names)})\.ipynb)[^h)][^)]*\)", r"\1", source)
+        write_if_changed(docs / folder / f"{name}.ipynb", json.dumps(notebook | {"cells": cells}, indent=1))
 
 
-def write_study(docs: Path) -> None:
-    """Write a page for each question of the paper: its figures, and its claims with their conditions and numbers."""
-    results = docs.parent / "results" / "paper"
-    checked = json.loads((results / "paper.json").read_text(encoding="utf-8"))["claims"]
-    captions = dict(re.findall(r'#(?:drawn|plate)\("(\w+)",\s*\[(.*?)\]\)', _text(docs, "lossytp.typ"), re.DOTALL))
-    names, runs = [], len(list((results / "runs").iterdir()))
-    for file in sorted((docs.parent / "paper").glob("*.py")):
-        question = import_module(f"paper.{file.stem}")
-        claims, source = _claims_of(question.__name__), _text(docs, file.name)
-        if file.stem == "build" or not claims:
-            continue
-        lines = [f"# {file.stem.replace('_', ' ').capitalize()}", "", (question.__doc__ or "").strip(), ""]
-        for name, caption in captions.items():
-            if f'"{name}"' in source:
-                sentences = [each for each in re.split(r"(?<=\.) ", caption) if "#" not in each]
-                lines += [f"![](../../results/paper/figures/{name}.png)", "", " ".join(sentences), ""]
-        lines += ["## Claims", "", "The build of the paper stops if one of these conditions no longer holds.", ""]
-        lines += ["| condition | holds | numbers |", "|---|---|---|"]
-        for claim in claims:
-            condition = " ".join((claim.__doc__ or claim.__name__).split()).removeprefix("Require that ")
-            found = checked[claim.__name__]
-            numbers = "; ".join(f"{name}: {value:.3g}" for name, value in found["numbers"].items())
-            lines.append(f"| {condition.replace('|', ' ')} | {'yes' if found['holds'] else 'no'} | {numbers} |")
-        write_if_changed(docs / "study" / f"{file.stem}.md", "\n".join(lines) + "\n")
-        names.append(file.stem)
-    start = f"# The study\n\nThe study trained {runs:,} runs. Each question has a page, with its figures and claims.\n"
+def copy_lessons(docs: Path) -> None:
+    """Copy the lessons to docs/notebooks."""
+    copy_notebooks(docs, LESSONS, "notebooks")
+
+
+def copy_study(docs: Path) -> None:
+    """Copy the notebook of each question of the paper to docs/study, and write the index."""
+    copy_notebooks(docs, QUESTIONS, "study")
+    runs = len(list((docs.parent / "results" / "paper" / "runs").iterdir()))
+    start = f"# The study\n\nThe study trained {runs:,} runs. Each question has a notebook that reads records.\n"
     start += "The paper itself is `results/paper/lossytp.pdf`.\n\n```{toctree}\n"
-    write_if_changed(docs / "study" / "index.md", start + "\n".join(names) + "\n```\n")
-
-
-def _claims_of(module: str) -> list[Callable]:
-    from paper.study import CLAIMS
-
-    return [claim for _, claim in sorted(CLAIMS.items()) if claim.__module__ == module]
-
-
-def _text(docs: Path, name: str) -> str:
-    return (docs.parent / "paper" / name).read_text(encoding="utf-8")
+    write_if_changed(docs / "study" / "index.md", start + "\n".join(QUESTIONS) + "\n```\n")

@@ -85,6 +85,7 @@ from lossytp.training.files import write_atomically
 from lossytp.training.loop import Run
 from lossytp.training.progress import Progress
 from lossytp.training.record import commit
+from paper.study import Claim, Results, Study, claim, json_rows, row_of
 
 BASE: dict[str, Any] = {  # the study's pretraining, but for smaller batches, which fail as well
     "dataset": "wikimedia/wikipedia",
@@ -537,3 +538,73 @@ def arms_figure(rows: pd.DataFrame) -> Figure:
     ax.set(xlabel="nats above no loss, after 200 steps at 10 % loss")
     ax.set_title("A backward pass that knows what arrived trains", loc="right")
     return figure
+
+
+def answer(study: Study) -> dict[str, Any]:
+    """Return how many nats each arm ends above the run without losses, and draw the figure."""
+    files = sorted((study.results / "both_phases").glob("*.json"))
+    rows = rises(json.loads(file.read_text(encoding="utf-8")) for file in files)
+    study.draw(arms_figure(rows), "both_phases")
+    means = rows.groupby("arm", sort=False)["rise"].agg(["mean", "min", "max", "count"]).reset_index()
+    return {"arms": json_rows(means), "rises": json_rows(rows)}
+
+
+def ends(results: Results, arm: str) -> dict[str, float]:
+    """Return the mean, least and largest rise of an arm over its seeds."""
+    return row_of(results["arms"], arm=arm)
+
+
+FAILS, TRAINS = 0.5, 0.1  # nats above no loss after 200 steps
+
+
+@claim
+def training_over_both_phases_fails(results: Results) -> Claim:
+    """Require that every seed fails in GPT-2's shape, in Llama's and over rings."""
+    arms = [ends(results, arm) for arm in ("both phases", "llama, both phases", "ring")]
+    return Claim(all(arm["min"] > FAILS for arm in arms), {"rise": arms[0]["mean"], "seeds": arms[0]["count"]})
+
+
+@claim
+def a_masked_backward_pass_trains(results: Results) -> Claim:
+    """Require that every one of three seeds trains with the mask."""
+    arm = ends(results, "gradients masked by what arrived")
+    return Claim(arm["max"] < TRAINS and arm["count"] >= 3, {"rise": arm["mean"], "at most": arm["max"]})
+
+
+@claim
+def a_random_mask_does_not_train(results: Results) -> Claim:
+    """Require that a mask which knows nothing of the losses fails."""
+    arm = ends(results, "gradients masked at random")
+    return Claim(arm["min"] > FAILS, {"rise": arm["mean"]})
+
+
+@claim
+def an_exact_gradient_trains(results: Results) -> Claim:
+    """Require that the exact gradient of the lossy forward pass trains."""
+    arm = ends(results, "exact gradient")
+    return Claim(arm["max"] < TRAINS, {"rise": arm["mean"]})
+
+
+@claim
+def other_explanations_fail(results: Results) -> Claim:
+    """Require that a larger epsilon, a detached scale, and gradients summed at g all fail."""
+    names = ("epsilon 1e-1", "scale detached", "summed where outputs are")
+    rises = {arm: ends(results, arm)["min"] for arm in names}
+    return Claim(min(rises.values()) > FAILS, rises)
+
+
+@claim
+def losses_in_backward_cost_nothing(results: Results) -> Claim:
+    """Require that losses in backward alone train, and losses in forward alone fail."""
+    backward, forward = ends(results, "backward"), ends(results, "forward")
+    return Claim(backward["max"] < TRAINS and forward["min"] > FAILS, {"rise": backward["mean"]})
+
+
+@claim
+def the_mask_helps_elsewhere(results: Results) -> Claim:
+    """Require that the mask takes away three quarters of the rise in Llama's shape and over rings."""
+    kept = {}
+    for name, bare in (("llama", "llama, both phases"), ("ring", "ring")):
+        masked = ends(results, f"{name}, gradients masked by what arrived")["max"]
+        kept[name], kept[f"{name}, share"] = masked, masked / ends(results, bare)["min"]
+    return Claim(max(kept["llama, share"], kept["ring, share"]) < 0.25, kept)

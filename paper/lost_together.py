@@ -1,7 +1,7 @@
 """Does what is lost together tell rings, bursts and packet sizes apart?
 
 At an equal expected squared error of a sum, rings cost more than a direct exchange, and so do bursts and large packets.
-The second-order account of `paper.models` has a reason: the loss of packet k costs x_k.H.x_k / 2, and x_k is all that
+`paper.second_order` has a reason: the loss of packet k costs x_k.H.x_k / 2, and x_k is all that
 it carried: the partial sum of several ranks in a ring, several tokens in a large packet. The squared error, |x_k|^2,
 lacks the cross terms between its parts. Bursts lose packets together: their losses have the covariance
 p (1 - p) c^d at a distance of d packets, with c = 1 - (transition rates) of the channel of Gilbert (1960).
@@ -11,6 +11,7 @@ quadratic form is within a quarter of every network. The squared error alone mis
 a quarter, always on the low side.
 """
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from lossytp.study.statistics import Estimate, t_interval
 from lossytp.tolerance.config import NO_REPAIR
 from lossytp.tolerance.measure import Account, Lossless, Measurement, estimate_of
 from lossytp.training.command_line import parse, run_as_command
-from paper.models import ModelsConfig, SecondOrder, kept
+from paper.models import ModelsConfig, kept
+from paper.second_order import SecondOrder
+from paper.study import Claim, Results, Study, claim, json_rows
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "direct": {},
@@ -77,7 +80,7 @@ def measured_on(config: LostTogetherConfig) -> dict[str, Any]:
     rate, measurement = config.rates()[0], Measurement(config)
     first, second, squares = [], [], 0.0
     for ids_BT in measurement.messages:
-        terms = Squares(measurement, config, ids_BT, {})
+        terms = Squares(measurement, config, ids_BT, {}, config.probes)
         terms.correlation = correlation(config)
         first.append(terms.first_B())
         second.append(terms.mean_second_B())
@@ -92,11 +95,16 @@ def measured_on(config: LostTogetherConfig) -> dict[str, Any]:
     return {"squares": squares, "predicted": predicted.as_json(), "slope": slope.as_json()}
 
 
+def record_of(folder: Path, model: str, network: str) -> Path:
+    """Return the file of a network's record."""
+    return folder / f"{model}-{network.replace(', ', '-').replace(' ', '-')}.json"
+
+
 def measure(config: LostTogetherConfig) -> dict[str, Any]:
     """Return the results by network; a network that has a record is not measured again."""
     found = {}
     for network, changes in NETWORKS.items():
-        file = Path(config.output_dir) / f"{config.model_name}-{network.replace(', ', '-').replace(' ', '-')}.json"
+        file = record_of(Path(config.output_dir), config.model_name, network)
         changed = config.replace(**changes)
         found[network] = kept(file, changed, partial(measured_on, changed))
     return found
@@ -115,6 +123,31 @@ def table(found: dict[str, Any]) -> pd.DataFrame:
         for network, each in found.items()
     }
     return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def answer(study: Study) -> dict[str, Any]:
+    """Return the slopes of each network in multiples of the direct exchange's, for each model that has all records."""
+    rows, folder = [], study.results / "lost_together"
+    for file in sorted(folder.glob("*-direct.json")):
+        model = file.name.removesuffix("-direct.json")
+        files = {network: record_of(folder, model, network) for network in NETWORKS}
+        if all(each.exists() for each in files.values()):
+            found = table({network: json.loads(each.read_text(encoding="utf-8")) for network, each in files.items()})
+            rows += json_rows(found.rename_axis("network").reset_index().assign(model=model))
+    return {"lost_together": rows}
+
+
+@claim
+def the_quadratic_form_tells_networks_apart(results: Results) -> Claim:
+    """Require that the quadratic form is within a half of every network, and the squared error farther off."""
+    rows = results["lost_together"]
+    off = {
+        predictor: max(max(ratio := row["measured"] / row[predictor], 1 / ratio) for row in rows)
+        for predictor in ("quadratic form", "squared error")
+    }
+    ring = max(row["measured"] for row in rows if row["network"] == "ring")
+    numbers = {"farthest": off["quadratic form"], "squared": off["squared error"], "ring": ring}
+    return Claim(off["quadratic form"] < min(1.5, off["squared error"]), numbers)
 
 
 def main() -> None:

@@ -6,18 +6,7 @@ python -m paper.models --model_name path/to/model.gguf
 Each model has one record for each part. What has a record is not measured again. Weights from a file whose
 origin nobody has checked are known by its SHA-256 alone, and no claim may rest on them alone.
 
-The predicted slope is written before the slope is measured. Each packet k at risk carries a part x_k of a sum, and
-losing it adds -x_k. With g and H the gradient and the Hessian of the cross-entropy with respect to the sums, to second
-order and for small loss rates p, where no two losses meet,
-
-    rise = p * sum_k (-g.x_k + x_k.H.x_k / 2).
-
-The second term is half the trace of H times the covariance of the error, which is p * sum_k x_k x_k^T: the linearity
-theorem of quantisation (Malinovskii et al., "HIGGS", NAACL 2025, arXiv:2411.17525) for another noise. Zeros also have
-a mean, -p x_k, and so the first term, which quantisation lacks. H is taken as the Gauss-Newton matrix: x.H.x is the
-mean over tokens of the variance, under the model's own prediction of a token, of the logits' directional derivative.
-Random signs s_k replace the sum over packets by one direction (Hutchinson 1989): E[d.H.d] for d = sum_k s_k x_k. Both
-derivatives are central differences: a pass in which each packet is multiplied by 1 + eps s_k, and one by 1 - eps s_k.
+The predicted slope is written before the slope is measured (`paper.second_order`).
 
 Larger rates are predicted in two ways before they are measured. The line is p times the slope at 1 %. The curve takes
 the two moments of what arrives, (1 - p) x_k with variance p (1 - p): the rise of a pass in which each packet is
@@ -41,20 +30,17 @@ from typing import Annotated, Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from pydantic import Field
-from torch import Tensor
 
-from lossytp.network.scope import MODULES, Site
-from lossytp.parallel.collectives import Message
+from lossytp.network.scope import MODULES
 from lossytp.parallel.plans import blocks_of
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.study.style import COLUMN, estimates, shared_legend
 from lossytp.tolerance.config import NO_REPAIR, Setup, ToleranceConfig
 from lossytp.tolerance.measure import Account, Lossless, Measured, Measurement, Rises, estimate_of
-from lossytp.tolerance.packets import Found, Packet, Watch, chosen_in
+from lossytp.tolerance.packets import Found, Packet, chosen_in
 from lossytp.tolerance.report import report_of
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.files import write_atomically
@@ -63,8 +49,9 @@ from lossytp.training.models import GENERATION, MODELS, build_model, load_tokeni
 from lossytp.training.record import commit
 from lossytp.training.settings import Count, Share
 from lossytp.training.shapes import SCRATCH, gguf_file
+from paper.second_order import SecondOrder
+from paper.study import Claim, Results, Study, claim, json_rows
 
-EPSILON = 0.01  # relative step of the central differences
 PARTS_OF_DEPTH = 6
 WEIGHTS = "model.safetensors"
 NOT_KEPT = ("model_name", "output_dir")  # paths
@@ -179,7 +166,8 @@ class Model:
         """Yield what predicts the rise of each message, without the critical packets."""
         critical = [packet for packet, _ in found.critical]
         for number, ids_BT in enumerate(self.account.measurement.messages):
-            yield SecondOrder(self.account.measurement, self.config, ids_BT, chosen_in(critical, number))
+            chosen = chosen_in(critical, number)
+            yield SecondOrder(self.account.measurement, self.config, ids_BT, chosen, self.config.probes)
 
     def predicted(self, lossless: Lossless, found: Found) -> dict[str, Any]:
         """Predict the slope from passes without losses, as this module says."""
@@ -260,60 +248,6 @@ class Model:
                 rise = estimate_of(row.rises, self.config).as_json()
                 rows.append({"module": module, "layers": [first, stop], "rise": rise})
         return rows
-
-
-class SecondOrder:
-    """The two terms of the predicted slope on the B sequences of one message, without its chosen packets."""
-
-    def __init__(self, measurement: Measurement, config: ModelsConfig, ids_BT: Tensor, chosen: Any) -> None:
-        settings = config.network(Setup(config.algorithms, "reduce", NO_REPAIR, config.rates()[0]))
-        self.model, self.network = measurement.over(settings, repair=Watch())
-        self.network.alone, self.network.see = True, self._scale_
-        self.measurement, self.ids_BT, self.chosen, self.probes = measurement, ids_BT, chosen, config.probes
-        self.step, self.signs, self.generator = 0.0, False, torch.Generator()
-        self.correlation = 0.0  # of the losses of two consecutive packets
-
-    def _scale_(self, message: Message, site: Site) -> None:
-        """Multiply each packet at risk by 1 + step, or by 1 + step * s_k with random signs."""
-        for number, hop in enumerate(message.hops):
-            packets = hop.num_packets(message.capacity)
-            step_P = torch.full((packets,), self.step)
-            if self.signs:
-                signs_P = 2 * torch.randint(0, 2, (packets,), generator=self.generator) - 1
-                if self.correlation:  # a packet keeps the sign of the one before it with this probability
-                    kept_P = torch.rand(packets, generator=self.generator) < self.correlation
-                    signs_P = signs_P[torch.arange(packets).masked_fill(kept_P, 0).cummax(0).values]
-                step_P *= signs_P
-            step_P[self.chosen.get((site.layer, site.module), {}).get(number, [])] = 0
-            step_M = step_P.repeat_interleave(message.capacity)[: hop.stop - hop.start].to(message.rows_LN)
-            message.rows_LN[message.rows_of(hop.positions), hop.start : hop.stop] *= 1 + step_M
-
-    def scaled_B(self, step: float) -> np.ndarray:
-        """Return the cross-entropy of each sequence if each packet is multiplied by 1 + step."""
-        self.signs, self.step = False, step
-        return self.measurement.score(self.model, self.ids_BT)
-
-    def first_B(self) -> np.ndarray:
-        """Return the rise of each sequence per unit of loss rate by the error's mean, -sum_k g.x_k."""
-        return (self.scaled_B(-EPSILON) - self.scaled_B(EPSILON)) / (2 * EPSILON)
-
-    def mean_second_B(self) -> np.ndarray:
-        """Return the mean of `second_B` over as many directions as the settings say."""
-        return np.mean([self.second_B(seed) for seed in range(self.probes)], axis=0)
-
-    def second_B(self, seed: int) -> np.ndarray:
-        """Return an estimate of sum_k x_k.H.x_k / 2 of each sequence, from one direction."""
-        self.signs, logits = True, []
-        with torch.inference_mode():
-            for self.step in (EPSILON, -EPSILON, 0.0):
-                self.generator.manual_seed(seed)
-                logits.append(self.model(input_ids=self.ids_BT, use_cache=False).logits)
-            found = []
-            for up_TV, down_TV, here_TV in zip(*logits, strict=True):
-                slope_TV, chance_TV = (up_TV - down_TV)[:-1].float() / (2 * EPSILON), here_TV[:-1].float().softmax(-1)
-                mean_T1 = (chance_TV * slope_TV).sum(-1, keepdim=True)
-                found.append(float((chance_TV * (slope_TV - mean_T1).square()).sum(-1).mean()) / 2)
-        return np.array(found)
 
 
 def kept(
@@ -511,6 +445,151 @@ def repairs_figure(found: list[dict[str, Any]], rate: float) -> Figure:
         ax.set_xlim(left=0)
     figure.suptitle("What repairs leave (in brackets: packets sent in addition)")
     return figure
+
+
+def answer(study: Study) -> dict[str, Any]:
+    """Return the models' table, the line, repairs and depth, and draw their figures."""
+    found = records(study.results / "models")
+    rows, models = line_rows(found), table(found)
+    models = models.reindex([name for name in CAPTIONS if name in models.index])
+    settings = found[0]["settings"]
+    study.draw(line_figure(rows, models), "line")
+    study.draw(repairs_figure(found, ModelsConfig().repair_rate), "repairs")
+    return {
+        "names": CAPTIONS,
+        "sequences": settings["blocks"],
+        "tokens": settings["block_size"] or Measurement.BLOCK_SIZE,
+        "mtu_bytes": settings["mtu_bytes"],
+        "repair_rate": ModelsConfig().repair_rate,
+        "models": json_rows(models.rename_axis("model").reset_index()),
+        "line": json_rows(rows),
+        "repairs": results_of(found, "repairs"),
+        "precision": results_of(found, "precision"),
+        "depths": json_rows(depths(found)),
+    }
+
+
+# The claims of the paper that rest on these results. A model with random weights is a control, and no model.
+
+
+def trained(results: Results) -> list[dict[str, Any]]:
+    """Return the rows of the models that are trained, and whose slope is measured."""
+    return [row for row in results["models"] if not row["model"].endswith(SCRATCH) and row["slope"] is not None]
+
+
+def factor(value: float) -> float:
+    """Return how many times a ratio is off, in either direction."""
+    return max(value, 1 / value)
+
+
+@claim
+def rises_lie_on_a_line(results: Results) -> Claim:
+    """Require that every trained model's slope at 3 % is within a quarter of that at 1 %, in three models at least."""
+    off = {
+        row["model"]: factor(row["value"] / row["line"])
+        for row in results["line"]
+        if row["loss_rate"] == 0.03 and not row["model"].endswith(SCRATCH)
+    }
+    return Claim(len(off) >= 3 and max(off.values()) < 1.25, off)
+
+
+@claim
+def the_line_holds_to_ten_per_cent(results: Results) -> Claim:
+    """Require that the rise at 10 % is within a factor of 1.5 of the line, in two models at least."""
+    off = [factor(row["value"] / row["line"]) for row in results["line"] if row["loss_rate"] == 0.1 and row["line"] > 0]
+    return Claim(len(off) >= 2 and max(off) < 1.5, {"farthest": max(off)})
+
+
+@claim
+def slopes_differ(results: Results) -> Claim:
+    """Require that the largest slope's interval lies over the smallest's, tenfold in value."""
+    rows = sorted(trained(results), key=lambda row: row["slope"])
+    times = rows[-1]["slope"] / rows[0]["slope"]
+    return Claim(times > 10 and rows[-1]["low"] > rows[0]["high"], {"times": times})
+
+
+@claim
+def random_weights_bear_any_loss(results: Results) -> Claim:
+    """Require that the control's slope is under a tenth of every trained model's."""
+    controls = [row["high"] for row in results["models"] if row["model"].endswith(SCRATCH)]
+    least = min(row["slope"] for row in trained(results))
+    return Claim(bool(controls) and max(controls) < least / 10, {"at most": max(controls), "least": least})
+
+
+@claim
+def a_lossless_pass_predicts_the_slope(results: Results) -> Claim:
+    """Require that each measured slope is within a third of the predicted one, in three models at least."""
+    off = {row["model"]: factor(row["ratio"]) for row in trained(results)}
+    return Claim(len(off) >= 3 and max(off.values()) < 4 / 3, {**off, "farthest": max(off.values())})
+
+
+@claim
+def one_real_model_has_critical_packets(results: Results) -> Claim:
+    """Require that most sequences of SmolLM2 have a critical packet, and none of another model, two of them real."""
+    critical = {row["model"]: row["critical"] for row in trained(results)}
+    others = [number for name, number in critical.items() if name != "smollm2-135m"]
+    real = [name for name in critical if not name.startswith("gpt2")]
+    excluded = 1 - 0.025 ** (1 / results["sequences"])  # Clopper and Pearson (1934), for none of so many
+    holds = critical["smollm2-135m"] > 0.5 and max(others) == 0 and len(real) >= 3
+    return Claim(holds, {"most": critical["smollm2-135m"], "excluded": excluded})
+
+
+@claim
+def damage_sits_at_the_ends(results: Results) -> Claim:
+    """Require that the outer two sixths of SmolLM2's layers do over half of the damage that single parts do."""
+    rows = [row for row in results["depths"] if row["model"] == "smollm2-135m"]
+    first = sorted({row["first layer"] for row in rows})
+    ends = sum(row["value"] for row in rows if row["first layer"] in (first[0], first[-1]))
+    share = ends / sum(row["value"] for row in rows)
+    return Claim(share > 0.5, {"share": share})
+
+
+def left(results: Results, model: str) -> dict[str, dict[str, float]]:
+    """Return the rise that each repair leaves a model."""
+    return {row["repair"]: row["rise"] for row in results["repairs"][model]}
+
+
+def real(results: Results) -> list[str]:
+    """Return the models that others trained, and whose repairs are measured."""
+    return [name for name in results["repairs"] if not name.startswith("gpt2")]
+
+
+@claim
+def priority_resend_leaves_least(results: Results) -> Claim:
+    """Require that priority resend has the least rise in each real model, and its interval lies below no repair's."""
+    holds, numbers = bool(real(results)), {}
+    for name in real(results):
+        rises = left(results, name)
+        best = rises["protect(0.1) + retransmit(1)"]
+        holds &= best["value"] == min(rise["value"] for rise in rises.values()) and best["high"] < rises["zero"]["low"]
+        numbers[name] = best["value"]
+    return Claim(holds, numbers)
+
+
+@claim
+def reliable_ends_halve_the_rise(results: Results) -> Claim:
+    """Require that reliable ends leave under half of SmolLM2's rise, intervals apart."""
+    rises = left(results, "smollm2-135m")
+    ends, bare = rises["protect_layers(2, 2)"], rises["zero"]
+    return Claim(
+        ends["value"] < bare["value"] / 2 and ends["high"] < bare["low"], {"share": ends["value"] / bare["value"]}
+    )
+
+
+@claim
+def first_tokens_remove_no_bulk(results: Results) -> Claim:
+    """Require that the first token's packets leave over three quarters of the rise, critical packets apart."""
+    rises = left(results, "smollm2-135m")
+    share = rises["protect_first(1)"]["value"] / rises["zero"]["value"]
+    return Claim(share > 0.75, {"share": share})
+
+
+@claim
+def one_per_cent_costs_as_much_as_few_bits(results: Results) -> Claim:
+    """Require that a per cent of loss costs SmolLM2 more than int8 and less than int4."""
+    rounded = results["precision"]["smollm2-135m"]
+    slope = next(row["slope"] for row in results["models"] if row["model"] == "smollm2-135m") / 100
+    return Claim(rounded["int8"]["value"] < slope < rounded["int4"]["value"], {"slope": slope})
 
 
 def main() -> None:

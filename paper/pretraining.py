@@ -1,4 +1,4 @@
-"""What do losses cost in pretraining, in nats and in tokens?"""
+"""What do losses cost in pretraining, in the small model and in GPT-2's shape, beside sequence parallelism?"""
 
 import math
 from collections.abc import Mapping
@@ -10,19 +10,71 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lossytp.study.statistics import t_interval
-from lossytp.study.style import COLUMN, estimates
+from lossytp.study.style import COLUMN
 from lossytp.study.tables import LOSSLESS
-from paper.comparisons import compare_arms, join_differences, json_rows, loss_rate_of
-from paper.price import BEST_EFFORT_SHARE, price_of_reliability
-from paper.study import MILLION, POINTS, Claim, Results, Study, claim, label_ends, row_of, rows_of
-from paper.training_length import log_slowdown
+from paper.study import (
+    Claim,
+    Results,
+    Study,
+    claim,
+    compare_arms,
+    join_differences,
+    json_rows,
+    label_ends,
+    loss_rate_of,
+    row_of,
+    rows_of,
+)
 
+SMALL = "11_pretraining"
+GPT2 = ("18_pretraining_gpt2", "18_pretraining_gpt2_jumbo")
+BOTH = "losses on both ways"
+NETWORKS = {  # the figure's arms and loss rates, with their names in it
+    (LOSSLESS, 0.0): LOSSLESS,
+    (BOTH, 0.1): "no repair",
+    (f"{BOTH} with Hadamard", 0.1): "Hadamard",
+    (f"{BOTH} of a sharded stream", 0.1): "sharded",
+    (f"{BOTH} in jumbo packets", 0.1): "jumbo packets",
+}
 WHERE = ["arm", "loss_rate"]
 EVALUATIONS = ("clean", "lossy")
 OF_RUN = ["loss_rate", "repair", "mtu_bytes", "sequence_parallel", "seed", "warmup_steps"]  # beside a turning point
 SMOOTHED = 5  # points of a training curve
 DEPARTED = 0.25  # nats above the lossless run
 AXES = ("", "_linear")  # of the tokens, on which lossless runs are interpolated: logarithmic, or linear
+LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))  # arms differ in grey, too
+HIGHEST = 8.2  # nats: all networks share the first steps, which leave the panel
+
+
+def answer(study: Study) -> dict[str, Any]:
+    """Return how many nats losses cost, how many more tokens make up for them, and when training fails.
+
+    Raises:
+        ValueError: if no arm of the small model has enough seeds.
+    """
+    runs = study.arms_with_seeds(SMALL)
+    if runs.empty:
+        raise ValueError(
+            f"no arm of {SMALL} has enough seeds in {study.results}: run ./run_all.sh {study.profile} first"
+        )
+    _, table, records = study.runs(SMALL)
+    others = [study.runs(name) for name in GPT2]
+    shape_runs = pd.concat([each for _, each, _ in others], ignore_index=True)
+    shape_records = [record for _, _, each in others for record in each]
+    curves = training_curves(shape_runs, shape_records, NETWORKS)
+    panels = {"small model": training_curves(table, records, NETWORKS), "GPT-2's shape": curves}
+    study.draw(losses_over_steps(panels), "training_losses")
+    return {
+        "pretraining": json_rows(nats_lost(runs)),
+        "pretraining_turns": json_rows(turning_points(records)),
+        "pretraining_gpt2": {
+            "parameters": shape_records[0]["parameters"],
+            "steps": shape_records[0]["config"]["total_steps"],
+            "arms": json_rows(nats_lost(study.arms_with_seeds(GPT2[0]))),
+            "turns": json_rows(turning_points(shape_records)),
+            "departures": json_rows(departures(curves)),
+        },
+    }
 
 
 def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
@@ -38,7 +90,7 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row per arm: `arm`, `loss_rate`, `repair`, `reliable_gather`, `sequence_parallel`, `seeds`, `tokens`. For
         the evaluation without losses, the mean cross-entropy is `clean_mean`, its rise `clean` with `clean_low`,
-        `clean_high` and p-values as in `comparisons.drops_and_gains`. `clean_times_tokens` has an interval in
+        `clean_high` and p-values as in `compare_arms`. `clean_times_tokens` has an interval in
         `clean_times_tokens_low` and `clean_times_tokens_high`; on a linear axis it is `clean_times_tokens_linear`. It
         is missing for the whole arm if the arm's run of any seed diverged, is worse than the seed's shortest lossless
         run, or is better than all of the seed's lossless runs. The same columns exist for `lossy`.
@@ -72,6 +124,23 @@ def _times_tokens(runs: pd.DataFrame, outcome: str, *, linear: bool) -> pd.DataF
         value, low, high = np.exp(t_interval(np.array(logs)))
         rows.append({"arm": arm, "loss_rate": rate, "": value, "_low": low, "_high": high})
     return pd.DataFrame(rows, columns=[*WHERE, "", "_low", "_high"]).set_index(WHERE)
+
+
+def log_slowdown(lossless: "pd.Series[float]", length: float, score: float, *, linear: bool = False) -> float:
+    """Return log(`length` / length of the lossless training of equal score); NaN if no lossless scores span `score`.
+
+    Args:
+        lossless: the score by length, such as a number of steps; a better score is higher.
+        length: the length of the lossy training.
+        score: its score.
+        linear: interpolates on a linear axis of lengths, not on a logarithmic one.
+    """
+    reached, lengths = np.maximum.accumulate(lossless.to_numpy()), lossless.index.to_numpy(dtype=float)
+    if not reached[0] <= score <= reached[-1]:
+        return float("nan")
+    if linear:
+        return float(np.log(length / np.interp(score, reached, lengths)))
+    return float(np.log(length) - np.interp(score, reached, np.log(lengths)))
 
 
 def turning_points(records: list[dict]) -> pd.DataFrame:
@@ -146,92 +215,10 @@ def departures(curves: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["network", "seed", "step"])
 
 
-def rises_by_seed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return how much higher each lossy run ends than the lossless run of its seed, evaluated without losses.
-
-    Args:
-        runs: one row per run, from `read_experiment`. Lossless runs have one number of steps.
-
-    Returns:
-        One row per lossy run: `arm`, `loss_rate`, `mtu_bytes`, `seed`, `clean` in nats a token.
-    """
-    lossless = runs[runs["arm"] == LOSSLESS].set_index("seed")["cross_entropy_clean"]
-    lossy = runs[runs["loss_rate"] > 0]
-    rises = lossy["cross_entropy_clean"] - lossy["seed"].map(lossless)
-    return lossy[["arm", "loss_rate", "mtu_bytes", "seed"]].assign(clean=rises)
-
-
 def _smooth_curve(record: dict) -> pd.Series:
     """Return the running median of a run's training loss, by step."""
     curve = pd.DataFrame(record["curves"]["train_loss"]).set_index("step")["loss"]
     return curve.rolling(SMOOTHED, center=True, min_periods=1).median()
-
-
-def waiting_times(step_times: pd.DataFrame, *, loss_rate: float, phases: str) -> list[dict[str, float]]:
-    """Return how many times longer steps take if lost packets are sent again, by the amount of data in flight.
-
-    Waiting reaches the same cross-entropy sooner where this is below the arm's `times_tokens`. Steps are all
-    communication, which favours losing: waiting for retransmissions then costs most.
-
-    Args:
-        step_times: from `step_times.step_times`.
-        loss_rate: one of its loss rates.
-        phases: "reduce" or "both", the phases that may lose packets.
-
-    Returns:
-        For each bandwidth times round trip, in ascending order, its `kilobytes` and the `times` with selective repeat.
-    """
-    prices = price_of_reliability(step_times, best_effort_share=BEST_EFFORT_SHARE[phases])
-    prices = prices[(prices["loss_rate"] == loss_rate) & (prices["transport"] == "selective repeat")]
-    times = prices.groupby("kilobytes")["price"].first()
-    return [{"kilobytes": float(each), "times": float(price)} for each, price in times.items()]  # type: ignore[arg-type]
-
-
-# Draw what losses cost in pretraining.
-
-
-LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))  # arms differ in grey, too
-HIGHEST = 8.2  # nats: all networks share the first steps, which leave the panel
-
-
-def nats_against_tokens(arms: pd.DataFrame) -> Figure:
-    """Draw the cross-entropy of pretrained models: a line over tokens without losses, and one mark per lossy arm.
-
-    A dotted line joins each lossy arm to the number of lossless tokens that are as good. Vertical bars are intervals of
-    the rise against the lossless runs of the same seeds. Horizontal bars are intervals of that number of tokens.
-
-    Args:
-        arms: from `nats_lost`, evaluated without losses.
-    """
-    figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
-    lossless = arms[arms["loss_rate"] == 0].sort_values("tokens")
-    ax.plot(lossless["tokens"] / MILLION, lossless["clean_mean"], color="0.2", marker="o", markersize=3)
-    ends = [(float(lossless["clean_mean"].iloc[-1]), LOSSLESS, "0.2")]
-    lossy = arms[arms["loss_rate"] > 0]
-    for number, row in enumerate(lossy.to_dict("records")):
-        color, mean = f"C{number}", row["clean_mean"]
-        tokens = row["tokens"] / MILLION
-        low, high = (mean + row[f"clean_{end}"] - row["clean"] for end in ("low", "high"))
-        estimates(ax, [tokens], [[mean, low, high]], number + 1, color=color, markersize=4)
-        if np.isfinite(row["clean_times_tokens"]):
-            as_good = [tokens / row[f"clean_times_tokens{end}"] for end in ("", "_low", "_high")]
-            ax.plot([as_good[0], tokens], [mean, mean], color=color, linewidth=0.8, linestyle=":")
-            estimates(ax, [mean], [as_good], number, across=True, fmt="none")
-        ends.append((float(mean), _network(row), color))
-    ax.set_xscale("log")
-    ax.set_xticks(ticks := sorted(lossless["tokens"] / MILLION), [f"{each:.3g}" for each in ticks])
-    ax.minorticks_off()
-    ax.set(xlabel="tokens of pretraining, millions", ylabel="cross-entropy, nats a token")
-    label_ends(ax, ends)
-    return figure
-
-
-def _network(row: Mapping[Any, Any]) -> str:
-    """Return the loss rate, the phases and the repair of an arm."""
-    phases = "reduce phase" if row["reliable_gather"] else "both phases"
-    phases += ",\nsharded stream" if row["sequence_parallel"] else ""
-    name = f"{POINTS * row['loss_rate']:g} %, {phases}"
-    return name if row["repair"] == "zero" else f"{name},\n{row['repair']}"
 
 
 def losses_over_steps(panels: Mapping[str, pd.DataFrame]) -> Figure:
@@ -261,82 +248,15 @@ def losses_over_steps(panels: Mapping[str, pd.DataFrame]) -> Figure:
     return figure
 
 
-SMALL = "11_pretraining"
-
-
-GPT2 = ("18_pretraining_gpt2", "18_pretraining_gpt2_jumbo")
-
-
-BOTH = "losses on both ways"
-
-
-NETWORKS = {  # the figure's arms and loss rates, with their names in it
-    (LOSSLESS, 0.0): LOSSLESS,
-    (BOTH, 0.1): "no repair",
-    (f"{BOTH} with Hadamard", 0.1): "Hadamard",
-    (f"{BOTH} of a sharded stream", 0.1): "sharded",
-    (f"{BOTH} in jumbo packets", 0.1): "jumbo packets",
-}
-
-
-def pretraining(study: Study) -> dict[str, Any]:
-    """Return how many nats losses cost in pretraining, and how many more tokens make up for them."""
-    runs = study.arms_with_seeds(SMALL)
-    if runs.empty or LOSSLESS not in set(runs["arm"]):
-        return {}
-    arms = nats_lost(runs)
-    as_good = arms["clean_times_tokens"].notna()  # an arm that failed would squeeze the others into a corner
-    study.draw(nats_against_tokens(arms[(arms["loss_rate"] == 0) | as_good]), "pretraining")
-    step_times = pd.read_csv(study.results / "step_times.csv")
-    rows = json_rows(arms)
-    for row in rows:
-        phases = "reduce" if row["reliable_gather"] else "both"
-        row["waiting"] = waiting_times(step_times, loss_rate=row["loss_rate"], phases=phases)
-    return {"pretraining": rows, "pretraining_turns": json_rows(turning_points(study.records[SMALL]))}
-
-
-def pretraining_gpt2(study: Study) -> dict[str, Any]:
-    """Return what losses in both phases cost GPT-2's own shape in pretraining, and when its loss departs."""
-    enough = study.arms_with_seeds(GPT2[0])
-    if enough.empty or LOSSLESS not in set(enough["arm"]):
-        return {}
-    runs = pd.concat([study.tables[name] for name in GPT2], ignore_index=True)
-    records = [record for name in GPT2 for record in study.records[name]]
-    small = training_curves(study.tables[SMALL], study.records[SMALL], NETWORKS)
-    shape = training_curves(runs, records, NETWORKS)
-    study.draw(losses_over_steps({"small model": small, "GPT-2's shape": shape}), "training_losses")
-    return {
-        "pretraining_gpt2": {
-            "parameters": records[0]["parameters"],
-            "steps": records[0]["config"]["total_steps"],
-            "arms": json_rows(nats_lost(enough)),
-            "rises": json_rows(rises_by_seed(runs)),
-            "turns": json_rows(turning_points(records)),
-            "departures": json_rows(departures(shape)),
-        }
-    }
-
-
-# Claims about pretraining under loss.
+# Claims.
 
 
 LOST = ("losses on the way to a sum", 0.1)
-SPREAD = "losses on the way to a sum with Hadamard"
-BOTH_SPREAD = "losses on both ways with Hadamard"
-BOTH_SHARDED = "losses on both ways of a sharded stream"
+BOTH_SPREAD = f"{BOTH} with Hadamard"
+BOTH_SHARDED = f"{BOTH} of a sharded stream"
 WASTED = {"clean": 1 / 3, "lossy": 2 / 5}  # share of the tokens, by evaluation
-PAYS_UP_TO = 125.0  # kilobytes in flight
-PAYS_FROM = 1250.0
 FAILED = 0.1  # nats of training loss
 GUESSED = {0.01: (0.005, 0.04), 0.03: (0.03, 0.10)}  # nats by loss rate, from predictions/fixed_beforehand.csv
-
-
-@claim
-def pretraining_loses_nats(results: Results) -> Claim:
-    """Require that 10 % loss on the way to a sum costs nats, evaluated with losses and without."""
-    row = _arm(results, *LOST)
-    lows = {name: row[f"{name}_low"] for name in ("clean", "lossy")}
-    return Claim(min(lows.values()) > 0, lows)
 
 
 @claim
@@ -370,44 +290,6 @@ def pretraining_fails_over_both_phases(results: Results) -> Claim:
     holds &= all(_fails(_turns(results, rate)) for rate in rows)
     numbers = {f"at least, {rate:g}": row["clean_low"] for rate, row in rows.items()}
     return Claim(holds, numbers | {"half of the tokens": half["clean_high"]})
-
-
-@claim
-def one_per_cent_over_both_phases_wastes_half(results: Results) -> Claim:
-    """Require that 1 % loss in both phases does not fail, and ends higher than half of the lossless tokens.
-
-    The intervals must be apart.
-    """
-    (half,) = rows_of(results["pretraining"], arm="no loss in half the steps")
-    row = _arm(results, BOTH, 0.01)
-    numbers = {"at least": row["clean_low"], "half of the tokens": half["clean_high"]}
-    return Claim(row["clean_low"] > half["clean_high"] and _succeeds(_turns(results, 0.01)), numbers)
-
-
-@claim
-def training_diverges_as_the_rate_rises(results: Results) -> Claim:
-    """Require that over 10 % loss in both phases each seed's training loss is least before the end of the warm-up.
-
-    It must end higher than that.
-    """
-    rows = _turns(results, 0.1)
-    holds = len(rows) >= 3 and all(row["step"] <= row["warmup_steps"] and row["last"] > row["least"] for row in rows)
-    return Claim(holds, {f"seed {row['seed']}, least at step": row["step"] for row in rows})
-
-
-@claim
-def hadamard_softens_the_failure(results: Results) -> Claim:
-    """Require that over 10 % loss in both phases, Hadamard lowers the rise, with intervals apart.
-
-    It must not fail. The mean rise must be above that of half of the lossless tokens, with its interval, but the
-    interval of the rise must reach below.
-    """
-    (half,) = rows_of(results["pretraining"], arm="no loss in half the steps")
-    bare, spread = _arm(results, BOTH, 0.1), _arm(results, BOTH_SPREAD, 0.1)
-    holds = half["clean_high"] < spread["clean"] and spread["clean_high"] < bare["clean_low"]
-    holds &= spread["clean_low"] < half["clean"] and _succeeds(_turns(results, 0.1, repair="hadamard(64)"))
-    numbers = {"rise": spread["clean"], "at most": spread["clean_high"], "half of the tokens": half["clean_high"]}
-    return Claim(holds, numbers | {"bare, at least": bare["clean_low"]})
 
 
 @claim
@@ -448,44 +330,6 @@ def the_shape_of_gpt2_fails_too(results: Results) -> Claim:
 
 
 @claim
-def larger_packets_fail_sooner(results: Results) -> Claim:
-    """Require that over packets of 9000 bytes both seeds depart from lossless training in less than half the steps.
-
-    Both must end more than half a nat higher than the lossless run.
-    """
-    usual, large = (_departures(results, network) for network in ("no repair", "jumbo packets"))
-    rises = [row["clean"] for row in rows_of(results["pretraining_gpt2"]["rises"], arm=f"{BOTH} in jumbo packets")]
-    latest, earliest = max(step or math.inf for step in large), min(step or math.inf for step in usual)
-    holds = len(large) >= 2 and latest < earliest / 2 and min(rises) > 0.5
-    return Claim(holds, {"usual, earliest": earliest, "large, latest": latest, "rise, at least": min(rises)})
-
-
-@claim
-def sharding_helps_less_in_fine_tuning(results: Results) -> Claim:
-    """Require that with sequence parallelism, losses in both phases cost more than in the reduce phase, in both tasks.
-
-    The intervals must be apart.
-    """
-    falls = results["comparisons"]["03_algorithms"]
-    pairs = [
-        (sharded["high"], reduce["low"])  # differences of accuracy, so falls are negative
-        for sharded in rows_of(falls, arm="sequence-parallel, both phases")
-        for reduce in rows_of(falls, arm="direct, 4 ranks", task=sharded["task"])
-    ]
-    margins = [reduce - sharded for sharded, reduce in pairs]
-    return Claim(len(margins) == 2 and min(margins) > 0, {"least margin": min(margins)})
-
-
-@claim
-def hadamard_recovers_some_in_pretraining(results: Results) -> Claim:
-    """Require that Hadamard lowers the rise at 10 % loss by less than half, with intervals apart."""
-    bare, spread = _arm(results, *LOST), _arm(results, SPREAD, LOST[1])
-    share = 1 - spread["clean"] / bare["clean"]
-    holds = spread["clean_high"] < bare["clean_low"] and 0 < share < 0.5
-    return Claim(holds, {"share recovered": share, "bare, at least": bare["clean_low"], "spread": spread["clean_high"]})
-
-
-@claim
 def lower_rates_waste_fewer_tokens(results: Results) -> Claim:
     """Require that 3 and 1 % loss cost nats, with means within the guesses, and waste fewer tokens the lower the rate.
 
@@ -496,52 +340,6 @@ def lower_rates_waste_fewer_tokens(results: Results) -> Claim:
     holds &= all(row["clean_low"] > 0 for row in rows.values())
     wasted = {f"wasted at {rate:g}": 1 - 1 / row["clean_times_tokens"] for rate, row in rows.items()}
     return Claim(holds and [*wasted.values()] == sorted(wasted.values()), wasted)
-
-
-@claim
-def losing_pays_at_low_rates(results: Results) -> Claim:
-    """Require that at 1 and 3 % loss and 1.25 MB in flight, waiting costs more than the most tokens in any interval.
-
-    Waiting is timed for steps that are all communication. The share of communication from which losing pays must lie
-    between a half and three quarters of a step at 3 % loss, and be smaller at 1 %.
-    """
-    numbers: dict[str, float] = {}
-    for rate, name in ((0.01, "low"), (0.03, "higher")):
-        row = _arm(results, LOST[0], rate)
-        most = max(_claimed_times_tokens(row, "_high", beyond=math.inf))
-        waiting = next(each["times"] for each in row["waiting"] if each["kilobytes"] == PAYS_FROM)
-        numbers |= {f"tokens, at most, {rate:g}": most, f"waiting, {rate:g}": waiting}
-        numbers[f"margin, {rate:g}"] = waiting - most
-        mean = max(_claimed_times_tokens(row, beyond=math.inf))
-        numbers[f"share at most, {name}"] = (most - 1) / (waiting - 1)
-        numbers[f"share, {name}"] = (mean - 1) / (waiting - 1)  # of communication in a step, where both cost the same
-    holds = all(value > 0 for name, value in numbers.items() if name.startswith("margin"))
-    return Claim(holds and max(0.5, numbers["share, low"]) < numbers["share, higher"] < 0.75, numbers)
-
-
-@claim
-def waiting_beats_more_tokens(results: Results) -> Claim:
-    """Require that up to 125 kB in flight waiting is cheaper than the wasted tokens, and that it is open beyond.
-
-    It must be so with and without losses in evaluation, and on both axes of tokens. With most in flight, waiting must
-    cost more than each estimate of the tokens.
-    """
-    row = _arm(results, *LOST)
-    least = min(_claimed_times_tokens(row, "_low", beyond=1.0))
-    numbers = {f"at {each['kilobytes']:g} kB": each["times"] for each in row["waiting"]}
-    below = [each["times"] for each in row["waiting"] if each["kilobytes"] <= PAYS_UP_TO]
-    above = [each["times"] for each in row["waiting"] if each["kilobytes"] > PAYS_UP_TO]
-    most = max(_claimed_times_tokens(row, beyond=math.inf))
-    holds = max(below) < least <= min(above, default=0) and max(above) > most
-    return Claim(holds, numbers | {"least of tokens": least, "up to": PAYS_UP_TO})
-
-
-def _claimed_times_tokens(row: dict[str, Any], end: str = "", *, beyond: float) -> list[float]:
-    """Return how many times the tokens an arm takes, or an end of the interval, by evaluation and axis of tokens.
-
-    `beyond` replaces what lies beyond the lossless lengths, null in the results.
-    """
-    return [row[f"{evaluation}_times_tokens{axis}{end}"] or beyond for evaluation in EVALUATIONS for axis in AXES]
 
 
 def _arm(results: Results, arm: str, loss_rate: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Does tolerance depend on a model's size, or on its pretraining?"""
+"""Does a model bear less loss the longer it is trained, and more the larger it is?"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,25 +9,42 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from lossytp.network.routes import Wire
+from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.study.style import COLUMN, estimates
 from lossytp.study.tables import final_accuracies
 from lossytp.training.config import PretrainConfig, TrainConfig
+from lossytp.training.corpus import corpus
 from lossytp.training.loop import run
+from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.record import read_record
 from lossytp.training.shapes import shape_of
-from lossytp.training.text import text_pattern
-from paper.comparisons import json_rows
-from paper.predictions import InferenceProbe
-from paper.study import MILLION, POINTS, Claim, Results, Study, claim, real_row, row_of, rows_of
+from lossytp.training.text import all_blocks, text_pattern, token_losses
+from paper.study import MILLION, Claim, Results, Study, claim, json_rows, row_of, rows_of
 
 FINE_TUNED = "fine_tuned_"  # prefix of a run's folder in the pretrained model's; the loss rate and the seed follow
 MODEL = ["model_name", "parameters", "tokens"]
+DRAWN = 0.1  # loss rate of the figure
+PACKETS_PER_TOKEN = 3
+BYTES = {True: 2, False: 4}  # of an activation, by whether training uses bf16
+
+
+def answer(study: Study) -> dict[str, Any]:
+    """Return what losses cost models of several sizes, and models pretrained on several numbers of tokens."""
+    folder = study.results / "sizes"
+    runs, draws = pd.read_csv(folder / "fine_tuning.csv"), pd.read_csv(folder / "inference.csv")
+    falls, table = falls_of_models(runs), rises_of_models(draws, runs)
+    powers = exponents(runs, draws)
+    study.draw(rises_by_size(table[~table["whole_packets"]], powers), "sizes")
+    shared = int(of_equal_tokens(runs)["tokens"].iloc[0])
+    folders = study.results.glob(f"runs/*/{FINE_TUNED}*")  # in the pretrained model's, so no experiment has them
+    seconds = sum(record["timing"]["total_seconds"] for folder in folders if (record := read_record(folder)))
+    found = {"tokens": shared, "falls": json_rows(falls), "rises": json_rows(table), "core_hours": seconds / 3600}
+    return {"sizes": {**found, "exponents": powers}}
 
 
 def falls_of_models(runs: pd.DataFrame) -> pd.DataFrame:
@@ -138,21 +155,79 @@ def _exponent(table: pd.DataFrame) -> Estimate:
     return Estimate(whole, whole - half, whole + half)
 
 
-# Measure, without training, how much a run's packet losses raise the pretrained model's cross-entropy.
-#
-# It takes seconds an arm.
-#
-# Shapes: N texts, B texts of a batch, T tokens a text, S draws of losses.
+def rises_by_size(rises: pd.DataFrame, powers: list[dict[str, Any]]) -> Figure:
+    """Draw the rise at 10 % loss against tokens of pretraining, in one size, and against parameters, at equal tokens.
+
+    Bars are 95 % intervals over draws of losses. Lines have the exponents of `exponents` as slopes.
+
+    Args:
+        rises: from `rises_of_models`, of packets of one size.
+        powers: from `exponents`.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(COLUMN, 1.9), layout="constrained", sharey=True)
+    panels = (("tokens", of_one_size, "one size"), ("parameters", of_equal_tokens, "equal tokens"))
+    for number, (ax, (x, models, title)) in enumerate(zip(axes, panels, strict=True)):
+        rows = models(rises[rises["loss_rate"] == DRAWN]).sort_values(x)
+        estimates(ax, rows[x], rows[["rise", "low", "high"]], number)
+        wanted = {"against": x, "cost": "rise", "loss_rate": DRAWN}
+        (power,) = (each["value"] for each in rows_of(powers, **wanted))
+        middle = np.exp(np.log(rows[[x, "rise"]].to_numpy(dtype=float)).mean(axis=0))
+        ax.plot(rows[x], middle[1] * (rows[x] / middle[0]) ** power, color=f"C{number}", linewidth=0.8, zorder=0)
+        ax.text(0.05, 0.93, f"slope {power:+.2f}", transform=ax.transAxes, fontsize=6.5, va="top")
+        ax.set(xscale="log", yscale="log", xlabel=f"{x}, millions", title=title)
+        ax.set_xticks(ticks := sorted(rows[x].unique()), [f"{each / MILLION:.2g}" for each in ticks])
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda rise, _: f"{rise:g}"))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.minorticks_off()
+        ax.margins(x=0.15)
+    axes[0].set_yticks([0.01, 0.02, 0.05, 0.1, 0.2])
+    figure.suptitle("Longer training makes a model fragile", fontsize="medium")
+    axes[0].set_ylabel("rise, nats a token")
+    return figure
 
 
-# Pretrain a model, and measure how much loss it bears: in inference, and fine-tuned.
+# Pretrain a model, and measure how much loss it bears, in inference and fine-tuned: the notebook 43_sizes.
 #
 # Models compare only if the bytes that are lost together are the same share of a token. So a packet carries a third of
-# a token's activations at every size.
+# a token's activations at every size. Shapes: N texts, B texts of a batch, T tokens a text, S draws of losses.
 
 
-PACKETS_PER_TOKEN = 3
-BYTES = {True: 2, False: 4}  # of an activation, by whether training uses bf16
+class InferenceProbe:
+    """A pretrained language model, some texts, and its cross-entropy on them without losses.
+
+    The texts form batches of the training run's shape, so that messages have as many packets as in training.
+
+    Args:
+        model_name: the model that runs start from.
+        batch_size: B.
+        length: T.
+        batches: number of batches, so N = B * batches.
+        text: files by pattern, of the kind that the model was pretrained on. (On text that it predicts badly, losses
+            hardly show.)
+    """
+
+    def __init__(self, model_name: str, *, batch_size: int, length: int, batches: int = 2, text: str) -> None:
+        self.dense: Any = load_model(model_name).eval()
+        documents, number = corpus(text, split="validation"), batch_size * batches
+        blocks_NT = all_blocks(documents, load_tokenizer(model_name), block_size=length, at_most=number)
+        self.batches_BT = blocks_NT.split(batch_size)
+        self.lossless = self._score(self.dense)
+
+    def rises(self, config: TrainConfig, draws: int) -> np.ndarray:
+        """Return the rise of each draw of losses, (S,)."""
+        network = config.network.build()
+        model: Any = parallelize(
+            self.dense, network, tensor_parallel_size=config.network.tensor_parallel_size, comm=config.comm()
+        )
+        rises_S = []
+        for draw in range(draws):
+            with network.evaluation(draw):
+                rises_S.append(self._score(model) - self.lossless)
+        return np.array(rises_S)
+
+    def _score(self, model: Any) -> float:
+        """Return the mean cross-entropy of a token given the earlier ones, over texts and ranks."""
+        return float(np.mean([token_losses(model, batch_BT).mean().item() for batch_BT in self.batches_BT]))
 
 
 def rises_in_inference(
@@ -268,80 +343,23 @@ def packet_bytes(config: PretrainConfig, *, bf16: bool) -> int:
     return Wire.header_bytes + BYTES[bf16] * round(shape.width / PACKETS_PER_TOKEN)
 
 
-# Train, and evaluate the last model over other networks than that of its training.
+# Claims.
 
 
-# Draw what losses cost models of several sizes, and models pretrained on several numbers of tokens.
+@claim
+def rises_grow_with_tokens(results: Results) -> Claim:
+    """Require that the rise at 10 % grows with the tokens to a power above 1, in packets of both kinds.
 
-
-def cost_of_models(rises: pd.DataFrame, falls: pd.DataFrame) -> Figure:
-    """Draw the rise in inference and the fall after fine-tuning, one line per loss rate.
-
-    They are drawn against the number of parameters, at equal tokens. If a size was pretrained on several numbers of
-    tokens, they are also drawn against the number of tokens, at that size.
-
-    Args:
-        rises: from `rises_of_models`, of packets of one size.
-        falls: from `falls_of_models`.
+    The power's interval must lie above 1. Each step to more tokens must multiply the rise by less than the last one.
     """
-    columns = [("parameters", of_equal_tokens, "parameters, millions"), ("tokens", of_one_size, "tokens, millions")]
-    columns = [each for each in columns if len(each[1](rises))]
-    figure, axes_CX = plt.subplots(
-        2, len(columns), figsize=(COLUMN, 3.2), layout="constrained", squeeze=False, sharex="col", sharey="row"
-    )
-    rates = sorted({*rises["loss_rate"], *falls["loss_rate"]})
-    costs = (
-        (rises, "rise", 1, "rise in inference,\nnats a token"),
-        (falls, "fall", POINTS, "fall, fine-tuned,\npoints"),
-    )
-    for axes_X, (table, cost, scale, name) in zip(axes_CX, costs, strict=True):
-        for ax, (x, models, _) in zip(axes_X, columns, strict=True):
-            ours = models(table)
-            for number, rate in enumerate(rates):
-                rows = ours[ours["loss_rate"] == rate].sort_values(x)
-                if len(rows):
-                    _line(ax, rows, x, cost, scale, number, f"{POINTS * rate:g} %")
-            ax.set_xscale("log")
-            ax.set_xticks(ticks := sorted(ours[x].unique()), [f"{each / MILLION:.2g}" for each in ticks])
-            ax.minorticks_off()
-            ax.margins(x=0.25)
-        axes_X[0].set_ylabel(name)
-    axes_CX[0, 0].set_yscale("log")
-    axes_CX[0, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes_CX[0, 0].yaxis.set_major_formatter(FuncFormatter(lambda rise, _: f"{rise:g}"))
-    axes_CX[0, 0].yaxis.set_minor_locator(NullLocator())
-    axes_CX[1, 0].set_ylim(bottom=0)
-    for ax, (_, _, name) in zip(axes_CX[1], columns, strict=True):
-        ax.set_xlabel(name)
-    return figure
-
-
-def _line(ax: Axes, rows: pd.DataFrame, x: str, cost: str, scale: float, number: int, name: str) -> None:
-    """Plot one loss rate's means with their intervals, and its name beside the last one."""
-    values = scale * rows[[cost, "low", "high"]]
-    estimates(ax, rows[x], values, number, linestyle="-")
-    ax.annotate(
-        name, (rows[x].iloc[-1], values[cost].iloc[-1]), xytext=(4, 0), textcoords="offset points", color=f"C{number}",
-        fontsize=6, va="center",
-    )  # fmt: skip
-
-
-def sizes(study: Study) -> dict[str, Any]:
-    """Return what losses cost models of several sizes, and models pretrained on several numbers of tokens."""
-    folder = study.results / "sizes"
-    if not (folder / "fine_tuning.csv").is_file():
-        return {}
-    runs, draws = pd.read_csv(folder / "fine_tuning.csv"), pd.read_csv(folder / "inference.csv")
-    falls, table = falls_of_models(runs), rises_of_models(draws, runs)
-    study.draw(cost_of_models(table[~table["whole_packets"]], falls), "sizes")
-    shared = int(of_equal_tokens(runs)["tokens"].iloc[0])
-    folders = study.results.glob(f"runs/*/{FINE_TUNED}*")  # in the pretrained model's, so no experiment has them
-    seconds = sum(record["timing"]["total_seconds"] for folder in folders if (record := read_record(folder)))
-    found = {"tokens": shared, "falls": json_rows(falls), "rises": json_rows(table), "core_hours": seconds / 3600}
-    return {"sizes": {**found, "exponents": exponents(runs, draws)}}
-
-
-# Claims about a model's size, and about how long it is pretrained.
+    numbers = {cost: _claimed_exponent(results, "tokens", cost, 0.1)["low"] for cost in ("rise", "rise, whole packets")}
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(_small_packets(results), key=lambda row: row["tokens"]):
+        by_model.setdefault(row["model_name"], []).append(row)
+    rows = max(by_model.values(), key=len)
+    growth = [later["rise"] / earlier["rise"] for earlier, later in pairwise(rows)]
+    holds = min(numbers.values()) > 1 and growth == sorted(growth, reverse=True)
+    return Claim(holds, numbers | {"first growth": growth[0], "last growth": growth[-1]})
 
 
 @claim
@@ -373,57 +391,6 @@ def falls_shrink_with_size(results: Results) -> Claim:
     falls = [each["fall"] for each in sorted(rows, key=lambda each: each["parameters"])]
     shrink = falls == sorted(falls, reverse=True)
     return Claim(shrink and row["high"] < 0, {end: row[end] for end in ("value", "low", "high")})
-
-
-@claim
-def rises_grow_with_tokens(results: Results) -> Claim:
-    """Require that the rise at 10 % grows with the tokens to a power above 1, in packets of both kinds.
-
-    The power's interval must lie above 1. Each step to more tokens must multiply the rise by less than the last one.
-    """
-    numbers = {cost: _claimed_exponent(results, "tokens", cost, 0.1)["low"] for cost in ("rise", "rise, whole packets")}
-    usual = _usual(results)["model_name"]
-    rows = sorted((row for row in _small_packets(results) if row["model_name"] == usual), key=lambda row: row["tokens"])
-    growth = [later["rise"] / earlier["rise"] for earlier, later in pairwise(rows)]
-    holds = min(numbers.values()) > 1 and growth == sorted(growth, reverse=True)
-    return Claim(holds, numbers | {"first growth": growth[0], "last growth": growth[-1]})
-
-
-@claim
-def falls_are_not_shown_to_grow_with_tokens(results: Results) -> Claim:
-    """Require that mean falls after fine-tuning grow with the tokens, but that the exponent's interval holds 0."""
-    row = _claimed_exponent(results, "tokens", "fall", 0.3)
-    usual = _usual(results)["model_name"]
-    rows = sorted((each["tokens"], each["fall"]) for each in results["sizes"]["falls"] if each["model_name"] == usual)
-    falls = [fall for _, fall in rows]
-    numbers = {end: row[end] for end in ("value", "low", "high")} | {"least": falls[0], "most": falls[-1]}
-    return Claim(row["low"] <= 0 < row["high"] and falls == sorted(falls), numbers)
-
-
-@claim
-def the_longest_trained_falls_most(results: Results) -> Claim:
-    """Require that the study's usual model falls more than its shape after the tokens that all sizes saw."""
-    usual, shared = _usual(results), results["sizes"]["tokens"]
-    fewer = row_of(results["sizes"]["falls"], model_name=usual["model_name"], tokens=shared)["high"]
-    numbers = {"usual model, low": -POINTS * usual["high"], "fewer tokens, high": POINTS * fewer}
-    return Claim(-usual["high"] > fewer, numbers)
-
-
-@claim
-def size_does_not_explain_the_real_model(results: Results) -> Claim:
-    """Require that the real model's median block rises at least four times as much as any size, at 3 % loss.
-
-    Packets have 1500 bytes in both.
-    """
-    real = real_row(results, repair="zero", loss_rate=0.03)["median"]
-    most = max(row["rise"] for row in rows_of(results["sizes"]["rises"], whole_packets=True, loss_rate=0.03))
-    return Claim(real > 4 * most, {"real model": real, "any size": most})
-
-
-def _usual(results: Results) -> dict[str, Any]:
-    """Return what 30 % loss costs the study's usual model, in packets of a third of a token."""
-    rows = results["comparisons"]["01_tolerance_of_small_packets"]
-    return row_of(rows, task="docstrings", arm="packets of 216 bytes", loss_rate=0.3)
 
 
 def _small_packets(results: Results) -> list[dict[str, Any]]:

@@ -1,12 +1,22 @@
-"""The paper's experiments with their finished records, what claims share, and the typesetting."""
+"""Share what the paper's questions need: runs, comparisons, claims and figures; and compile the paper.
+
+Each question is a module with `answer(study)`, which draws the question's figures and returns its numbers. Its notebook
+writes these with `Study.write`. `python -m paper.study paper/lossytp.typ OUTPUT.pdf --results results/paper` compiles a
+text that reads them.
+
+Falls are in points or shares of accuracy, rises in nats a token. Shapes: S seeds, C comparisons.
+"""
 
 import argparse
 import json
+import math
 import os
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,128 +27,403 @@ import typst
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from scipy import stats
 
-from lossytp.study.grid import Experiment, load_experiments
-from lossytp.study.statistics import CONFIDENCE, ONE_POINT, t_interval
-from lossytp.study.style import COLUMN, marker_of, save
-from lossytp.study.tables import read_experiment
-from lossytp.training.command_line import run_as_command
-from lossytp.training.config import TrainConfig
-from paper.comparisons import TRAINING, complete_seeds, drops_and_gains, mean_by_arm, traffic_costs, unlearned_trainings
+from lossytp.network.checks import check_known
+from lossytp.study.grid import Experiment, load_experiment
+from lossytp.study.statistics import CONFIDENCE, t_interval
+from lossytp.study.style import save
+from lossytp.study.tables import ACCURACIES, LOSSLESS, read_experiment, run_name
+from lossytp.training.command_line import read_yaml, run_as_command
+from lossytp.training.config import RunSettings, settings_class
+from lossytp.training.files import write_atomically
 
-NAMED_APART = 4  # the least ratio of two labelled rates whose labels do not overlap
 POINTS = 100  # in a share of 1
-FALL = ["fall", "low", "high"]  # columns of a fall and its interval
 MILLION = 1e6
 TASK_NAMES = {"sst2_held_out": "SST-2", "sst2": "SST-2", "qnli": "QNLI", "mnli": "MNLI subset"}
+NAMED_APART = 4  # the least ratio of two labelled rates whose labels do not overlap
 LABEL_GAP = 0.09  # of a panel's height, between two labels
 FEWEST_SEEDS = 3  # an interval of two says nothing
 HEADLINE = "01_tolerance"
-NOT_COMPARED = (
+NOT_COMPARED = (  # they have no arms with an accuracy of their own
     "08_robustness",
     "11_pretraining",
     "12_predictions",
     "15_sizes",
     "18_pretraining_gpt2",
     "18_pretraining_gpt2_jumbo",
-)  # they have an analysis of their own
+)
+NOT_TRAINING = ("save_model", "eval_steps", "output_dir")  # settings that do not change training
+TRAINING = ("task", "model_name", "max_steps", "learning_rate")  # runs that share these are one training
+MARGIN = 0.03  # of accuracy: a training learns its task if it beats the most frequent class by more
 
 
 @dataclass(frozen=True)
 class Study:
-    """A profile's experiments, with the records that are finished."""
+    """A profile's experiments, read when they are asked for.
+
+    Attributes:
+        profile: the name of the profile.
+        results: the folder of the records.
+        grids: the folder of the experiments.
+        output: the folder of answers and figures.
+        figures: what `draw` has drawn.
+    """
 
     profile: str
     results: Path
-    experiments: dict[str, Experiment]
-    tables: dict[str, pd.DataFrame]
-    records: dict[str, list[dict]]
+    grids: Path
+    output: Path
     figures: dict[str, Figure] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, results: Path, experiments: Path, profile: str) -> "Study":
-        """Read the records of a profile's experiments.
-
-        Raises:
-            ValueError: if a grid is wrong, or no seed of the headline has all its records, or, in a profile without a
-                headline, no cell has its record.
-        """
-        loaded = {each.name: each for each in load_experiments(experiments, profile, results)}
-        read = {name: read_experiment(experiment) for name, experiment in loaded.items()}
-        study = cls(
-            profile,
-            results,
-            loaded,
-            {name: table for name, (table, _) in read.items()},
-            {name: records for name, (_, records) in read.items()},
-        )
-        if study.complete(HEADLINE, 1)[0].empty if HEADLINE in loaded else not study.every_record:
-            which = f"seed of {HEADLINE} has all its records" if HEADLINE in loaded else "cell has its record"
-            raise ValueError(f"no {which} in {results}: run ./run_all.sh {profile} first")
-        return study
-
-    @property
-    def every_record(self) -> list[dict]:
-        """Return the records of all experiments. A record that several experiments share occurs once for each."""
-        return [record for records in self.records.values() for record in records]
+    _read: dict[str, tuple[Experiment, pd.DataFrame, list[dict]]] = field(default_factory=dict)
 
     @cached_property
-    def baselines(self) -> dict[str, Any]:
-        """Return, by task, what `15_task_baseline` measured."""
-        found: dict[str, Any] = json.loads((self.results / "baseline.json").read_text(encoding="utf-8"))
-        return found
+    def experiments(self) -> list[str]:
+        """Return the names of the profile's experiments."""
+        files = sorted(self.grids.glob("*.yaml"))
+        return [each.stem for each in files if self.profile in read_yaml(each.read_text(encoding="utf-8"))["profiles"]]
 
-    def complete(self, name: str, seeds: int = FEWEST_SEEDS) -> tuple[pd.DataFrame, list[dict]]:
-        """Return the runs and records of an experiment's complete seeds; none if the profile lacks it."""
+    def runs(self, name: str) -> tuple[Experiment, pd.DataFrame, list[dict]]:
+        """Return an experiment of the profile, the table of its finished runs, and their records."""
+        if name not in self._read:
+            experiment = load_experiment(self.grids / f"{name}.yaml", self.profile, self.results)
+            self._read[name] = (experiment, *read_experiment(experiment))
+        return self._read[name]
+
+    def complete(self, name: str, seeds: int | None = None) -> tuple[pd.DataFrame, list[dict]]:
+        """Return the runs and records of an experiment's complete seeds; none if the profile lacks it.
+
+        An experiment has at least `seeds` of them: 1 for the headline, and else `FEWEST_SEEDS`, if it is left out.
+        """
         if name not in self.experiments:
             return pd.DataFrame(), []
-        left_out = unlearned_trainings(self.tables[name])
-        return complete_seeds(self.experiments[name], self.tables[name], self.records[name], left_out, seeds)
+        experiment, table, records = self.runs(name)
+        fewest = seeds or (1 if name == HEADLINE else FEWEST_SEEDS)
+        return complete_seeds(experiment, table, records, unlearned_trainings(table), fewest)
 
     def arms_with_seeds(self, name: str) -> pd.DataFrame:
-        """Return the runs of an experiment's arms that have enough seeds; none if the profile lacks it."""
-        runs = self.tables.get(name, pd.DataFrame())
+        """Return the runs of an experiment's arms that have enough seeds."""
+        _, runs, _ = self.runs(name)
         if runs.empty:
             return runs
         seeds = runs.groupby(["arm", "loss_rate"])["seed"].transform("nunique")
         return runs[seeds >= FEWEST_SEEDS].reset_index(drop=True)
 
-    @cached_property
-    def comparisons(self) -> dict[str, pd.DataFrame]:
-        """Return, by experiment, its arms compared with the lossless arm and the reference, with costs and errors."""
-        return {
-            name: compared
-            for name in self.experiments
-            if name not in NOT_COMPARED and (compared := self._compare(name)) is not None
-        }
-
-    def configs(self, name: str) -> list[TrainConfig]:
-        """Return a configuration of each row of an experiment's comparison."""
-        where = [*TRAINING, "arm", "loss_rate"]
-        table, records = self.complete(name, 1 if name == HEADLINE else FEWEST_SEEDS)
-        firsts = table.drop_duplicates(where).set_index(where)
-        numbers = dict(zip(firsts.index, table.drop_duplicates(where).index, strict=True))
-        rows = self.comparisons[name][where].itertuples(index=False, name=None)
-        return [TrainConfig.from_dict(records[numbers[row]]["config"]) for row in rows]
-
-    def _compare(self, name: str) -> pd.DataFrame | None:
-        table, records = self.complete(name, 1 if name == HEADLINE else FEWEST_SEEDS)
-        if table.empty:
-            return None
-        reference = None if name == HEADLINE else self.experiments[name].reference
-        compared = drops_and_gains(table, reference=reference)
-        return compared.merge(mean_by_arm(table, [traffic_costs(record) for record in records]), how="left")
+    def compared(self, name: str) -> pd.DataFrame:
+        """Return an experiment's arms, compared with the lossless arm and the reference; none without seeds."""
+        table, _ = self.complete(name)
+        reference = None if table.empty or name == HEADLINE else self.runs(name)[0].reference
+        return table if table.empty else falls_and_gains(table, reference=reference)
 
     def draw(self, figure: Figure, name: str) -> None:
         """Save a figure, and keep it for the notebook."""
-        save(figure, self.results / "figures", name)
+        save(figure, self.output / "figures", name)
+        plt.close(figure)  # a notebook shows it where it wants
         self.figures[name] = figure
 
+    def write(self, question: str, answer: dict[str, Any]) -> dict[str, Any]:
+        """Write and return the answer to a question. In the paper's profile, `claims` says which claims hold.
 
-# Share what claims need: their type, and rows of the results. Falls are in points, rises in nats a token.
+        Raises:
+            ValueError: if a claim cannot be checked.
+        """
+        if self.profile == "paper":
+            answer["claims"] = check_claims(question, answer)
+        folder = self.output / "answers"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{question}.json", json.dumps(answer, indent=1, allow_nan=False) + "\n")
+        return answer
 
 
-USUAL = {"algorithm": "direct", "phase": "reduce", "losses": "single"}  # of most of the real model's rows
+# Summarise all runs: the notebook 50_runs.
+
+
+def summarise(study: Study) -> dict[str, Any]:
+    """Write experiment_summary.csv and answers/comparisons.csv, and return what the runs themselves are.
+
+    Raises:
+        ValueError: if no cell has its record.
+    """
+    names = study.experiments
+    tables = [table.assign(experiment=name) for name in names if len(table := study.runs(name)[1])]
+    if not tables:  # an empty table's columns would turn whole numbers into floats
+        raise ValueError(f"no cell has its record in {study.results}: run ./run_all.sh {study.profile} first")
+    records = [record for name in names for record in study.runs(name)[2]]
+    summary = pd.concat(tables).reset_index(drop=True).join(speed_and_traffic(records))
+    (study.output / "answers").mkdir(parents=True, exist_ok=True)
+    write_atomically(study.output / "experiment_summary.csv", summary.to_csv(index=False))
+    compared = [(name, study.compared(name)) for name in names if name not in NOT_COMPARED]
+    rows = [with_falls(table).assign(experiment=name) for name, table in compared if len(table)]
+    columns = ["experiment", *TRAINING, "arm", "loss_rate", "seeds", "fall", "low", "high", "p_holm"]
+    columns += ["gain", "gain_low", "gain_high", "gain_p_holm"]
+    falls = pd.concat(rows).reindex(columns=columns) if rows else pd.DataFrame(columns=columns)
+    write_atomically(study.output / "answers" / "comparisons.csv", falls.to_csv(index=False, float_format="%.6g"))
+    return summarise_runs(records)
+
+
+def summarise_runs(records: list[dict]) -> dict[str, Any]:
+    """Summarise the distinct runs: number, packets, core hours and `repeatability`.
+
+    Controls send no packets, so theirs do not count.
+    """
+    records = list({json.dumps([record["config"], record["processes"]]): record for record in records}.values())
+    with_packets = [record["network"]["training"] for record in records if not record["config"]["control"]]
+    return {
+        "cells": len(records),
+        "packets": sum(traffic["packets"] for traffic in with_packets),
+        "hours": sum(record["timing"]["total_seconds"] * record["processes"] for record in records) / 3600,
+        "repeated": repeatability(records),
+    }
+
+
+def repeatability(records: list[dict]) -> dict[str, dict[str, Any]]:
+    """Compare the accuracies of pairs of runs that trained alike and differ only in saving and evaluation.
+
+    Their clean accuracies should agree. Their lossy accuracies need not, because versions of the evaluation lose
+    different packets.
+
+    Returns:
+        A summary under `one` for pairs on one model of processor or GPU, and under `two` for pairs on two. It has the
+        number of `pairs`, the number that `differ` in clean accuracy, and the largest difference in clean accuracy
+        (`largest`) and in lossy accuracy (`largest_lossy`), as shares, or 0 without pairs.
+    """
+    trainings: dict[str, list[dict]] = {}
+    for record in (record for record in records if record["final"]["accuracy_clean"] is not None):
+        training = {name: value for name, value in record["config"].items() if name not in NOT_TRAINING}
+        trainings.setdefault(f"{sorted(training.items())} {record['processes']}", []).append(record)
+    differences: dict[str, list[np.ndarray]] = {"one": [], "two": []}
+    for first, second in (pair for runs in trainings.values() for pair in combinations(runs, 2)):
+        machines = [run["environment"] for run in (first, second)]
+        processors = {(machine["processor"], machine.get("gpu")) for machine in machines}
+        scores = np.array([[run["final"][name] for name in ACCURACIES] for run in (first, second)])
+        differences["one" if len(processors) == 1 else "two"].append(np.abs(scores[0] - scores[1]))
+    return {
+        name: {
+            "pairs": len(each),
+            "differ": sum(bool(clean > 0) for clean, _ in each),
+            "largest": float(max((clean for clean, _ in each), default=0.0)),
+            "largest_lossy": float(max((lossy for _, lossy in each), default=0.0)),
+        }
+        for name, each in differences.items()
+    }
+
+
+def speed_and_traffic(records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Tabulate what `experiment_summary.csv` adds to `tidy`, one row per record.
+
+    Columns that begin with `machine` hold for the machine of the run. `steps_to_target` counts steps to the run's
+    `target_accuracy`, and `steps_to_0.7` those to its task's own target of 0.7. By direction and by operation follow
+    packets, packets lost, calls, and calls that lost something, such as `backward_packets` and `all_gather_lossy`.
+    """
+    rows = []
+    for record in records:
+        timing, traffic = record["timing"], record["network"]["training"]
+        reached = {"target": record["time_to_accuracy"]}
+        reached |= {f"{each['target']:g}": each for each in record.get("times_to_targets", ())}
+        machine = {name: timing[name] for name in ("step_seconds", "tokens_per_second")} | record["environment"]
+        machine = {name: machine.get(name) for name in ("processor", "gpu", "step_seconds", "tokens_per_second")}
+        machine["seconds_to"] = {name: each and each["seconds"] for name, each in reached.items()}
+        row = {"machine": machine, "steps_to": {name: each and each["step"] for name, each in reached.items()}}
+        for grouping in ("by_direction", "by_operation"):
+            messages, only = traffic["messages"], len(traffic[grouping]) == 1
+            for name, counts in traffic[grouping].items():
+                calls = messages.get(grouping, {name: messages} if only else {}).get(name, {})  # old records lack some
+                four = {**counts, **calls}
+                row[name] = {each: four.get(each) for each in ("packets", "lost", "called", "lossy")}
+        rows.append(row)
+    return pd.json_normalize(rows, sep="_").convert_dtypes()  # whole numbers stay whole where some are missing
+
+
+# Compare an experiment's arms, paired by seed.
+
+
+def complete_seeds(
+    experiment: Experiment, table: pd.DataFrame, records: list[dict], unlearned: pd.DataFrame, min_seeds: int = 1
+) -> tuple[pd.DataFrame, list[dict]]:
+    """Keep the runs of those tasks and seeds that have every arm, so that all arms share seeds.
+
+    An arm with fewer than `min_seeds` runs of a task is left out, and limits no other arm. Every other arm limits all
+    arms to its seeds. A training is left out if it lacks the lossless arm, or has no other arm.
+
+    Args:
+        experiment: the cells that a complete seed has.
+        table: from `read_experiment`.
+        records: from `read_experiment`.
+        unlearned: from `unlearned_trainings`. Its trainings are neither required nor kept.
+        min_seeds: arms with fewer runs of a task are dropped, and tasks with fewer complete seeds.
+
+    Returns:
+        The rows kept, and their records.
+    """
+    if table.empty:
+        return table, []
+    without = set(unlearned[list(TRAINING)].itertuples(index=False, name=None))
+    arms = {
+        run_name(cell.config): (*training, cell.arm, cell.config.network.process_rate)
+        for cell in experiment.cells
+        if (training := _training(cell.config)) not in without
+    }
+    finished = Counter(arms[run] for run in table["run"] if run in arms)
+    enough = {arm for arm in arms.values() if finished[arm] >= min_seeds}
+    compared: dict[bool, set[tuple]] = {True: set(), False: set()}  # trainings that have the lossless arm, and another
+    for *its_training, arm, _ in enough:
+        compared[arm == LOSSLESS].add(tuple(its_training))
+    wanted = {run for run, arm in arms.items() if arm in enough and arm[:-2] in compared[True] & compared[False]}
+    required = Counter(
+        (cell.config.task, cell.config.network.seed) for cell in experiment.cells if run_name(cell.config) in wanted
+    )
+    table = table[table["run"].isin(wanted)]
+    keys = list(zip(table["task"], table["seed"], strict=True))
+    complete = {key for key, count in Counter(keys).items() if count == required[key]}
+    seeds = Counter(task for task, _ in complete)
+    kept = table[np.array([key in complete and seeds[key[0]] >= min_seeds for key in keys], dtype=bool)]
+    return kept.reset_index(drop=True), [records[number] for number in kept.index]
+
+
+def _training(config: RunSettings) -> tuple:
+    """Return a cell's values of the columns `TRAINING`."""
+    return config.task, config.model_name, config.steps, config.optimizer.learning_rate
+
+
+def unlearned_trainings(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the trainings that do not learn their task even without losses: they show nothing about losses.
+
+    Such a training's mean lossless accuracy is at most `MARGIN` above the most frequent class's share. A training
+    without a lossless run may still learn, and is not listed.
+
+    Args:
+        table: from `read_experiment`.
+
+    Returns:
+        One row per training, with the columns `TRAINING`.
+    """
+    if table.empty:
+        return pd.DataFrame(columns=list(TRAINING))
+    runs = table[table["arm"] == LOSSLESS]
+    beyond = (runs["accuracy_lossy"] - runs["majority_share"]).rename("learned")
+    learned = beyond.groupby([runs[name] for name in TRAINING]).mean()
+    return learned[learned <= MARGIN].index.to_frame(index=False)
+
+
+def loss_rate_of(record: Mapping[str, Any]) -> float:
+    """Return the stationary loss rate of a run's process. The setting `loss_rate` lacks that of a preset or a trace."""
+    return settings_class(record["config"]).from_dict(record["config"]).network.process_rate
+
+
+def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the table's rows for JSON, with null for missing and infinite values."""
+    values = table.replace([math.inf, -math.inf], math.nan).astype(object).to_dict("records")
+    return [{str(name): None if pd.isna(value) else value for name, value in row.items()} for row in values]
+
+
+def compare_arms(
+    table: pd.DataFrame, *, reference: str, outcome: str = "accuracy_lossy", within: Sequence[str] = TRAINING
+) -> pd.DataFrame:
+    """Compute each arm's mean outcome and its difference from the reference arm, paired by seed.
+
+    Args:
+        table: one row per run: `arm`, `loss_rate`, `seed` and the outcome, as `read_experiment` returns it.
+        reference: the arm to compare with. It has one loss rate in each training. Arms of a training without it get no
+            difference.
+        outcome: the column to compare.
+        within: columns that runs must share to be compared.
+
+    Returns:
+        One row for each training, arm and loss rate: the columns of `within`, `arm`, `loss_rate`, `seeds` (pairs),
+        `mean`, `mean_low`, `mean_high`, `difference`, `low`, `high` (Student's 95 % interval over the pairs), `p`
+        (Student's paired test) and `p_holm` (corrected over all rows). The reference has no difference, a single pair
+        has no p.
+
+    Raises:
+        ValueError: if the reference is unknown or has several loss rates, or an arm has two runs of a seed.
+    """
+    check_known("reference", reference, sorted(table["arm"].unique()))
+    rows = []
+    for training, runs in table.groupby(list(within), sort=False):
+        base = runs[runs["arm"] == reference].set_index("seed")[outcome]
+        if not base.index.is_unique:
+            raise ValueError(f"reference = {reference!r} has several loss rates: name an arm with one")
+        for (arm, rate), ours in runs.groupby(["arm", "loss_rate"], sort=False):
+            if ours["seed"].duplicated().any():
+                raise ValueError(f"arm {arm!r} has a seed twice at rate {rate:g}: add what differs to `within`")
+            own = t_interval(ours[outcome].to_numpy())
+            row = dict(zip(within, training, strict=True)) | {"arm": arm, "loss_rate": rate, "seeds": len(ours)}
+            row |= {"mean": own.value, "mean_low": own.low, "mean_high": own.high}
+            pairs = (ours.set_index("seed")[outcome] - base).dropna().to_numpy()
+            if arm != reference and len(pairs):
+                between = t_interval(pairs)
+                row |= {"seeds": len(pairs), "difference": between.value, "low": between.low, "high": between.high}
+                row["p"] = paired_p(pairs)
+            rows.append(row)
+    result = pd.DataFrame(rows)
+    if "p" not in result:
+        return result
+    tested = result["p"].dropna()
+    return result.assign(p_holm=pd.Series(holm(tested.to_numpy()), tested.index))
+
+
+def holm(p_values: np.ndarray) -> np.ndarray:
+    """Adjust (C,) p-values for testing several comparisons at once; they are at most 1.
+
+    If those below 5 % count as shown, at most 5 % of studies make any false claim. Holm, "A simple sequentially
+    rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
+    """
+    order = np.argsort(p_values)
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.asarray(p_values, dtype=float)[order]))
+    return adjusted
+
+
+def paired_p(pairs: np.ndarray) -> float:
+    """Return the p-value of Student's test that (S,) differences are 0 on average.
+
+    It is NaN for a single pair, and for equal differences other than 0: ties of counts show no variance.
+    """
+    if len(pairs) < 2 or (np.ptp(pairs) == 0 and pairs[0] != 0):
+        return float("nan")
+    if np.ptp(pairs) == 0:
+        return 1.0
+    return float(stats.ttest_1samp(pairs, 0.0).pvalue)
+
+
+def falls_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFrame:
+    """Compare every arm with the lossless arm, and with the reference arm if there is one.
+
+    Args:
+        table: from `read_experiment`.
+        reference: the arm that gains are measured from.
+
+    Returns:
+        The columns of `compare_arms`, for accuracy evaluated with losses. If there is a reference, also `gain` with
+        `gain_low`, `gain_high` and `gain_p_holm`: the arm's change against the lossless run of its seed, less the
+        reference's, over all trainings of the task.
+    """
+    found = compare_arms(table, reference=LOSSLESS)
+    if reference is None:
+        return found
+    key = [*TRAINING, "seed"]
+    lossless = table[table["arm"] == LOSSLESS].set_index(key)["accuracy_lossy"].rename("without")
+    lossy = table[table["arm"] != LOSSLESS].join(lossless, on=key)
+    changes = lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"])
+    gains = compare_arms(changes, reference=reference, outcome="change", within=("task",))
+    return join_differences(found, gains, ["task", "arm", "loss_rate"], "gain")
+
+
+def with_falls(compared: pd.DataFrame) -> pd.DataFrame:
+    """Return a comparison with a `fall` for each difference; `low` and `high` become the interval of the fall."""
+    return compared.assign(fall=-compared["difference"], low=-compared["high"], high=-compared["low"])
+
+
+def join_differences(table: pd.DataFrame, compared: pd.DataFrame, where: list[str], name: str) -> pd.DataFrame:
+    """Add the differences of `compared` to `table`, matched on the columns `where` and prefixed with `name`."""
+    names = {"difference": name} | {each: f"{name}_{each}" for each in ("low", "high", "p_holm")}
+    return table.merge(compared.reindex(columns=[*where, *names]).rename(columns=names), on=where, how="left")
+
+
+# Check claims: sentences of the paper, each with the condition on its question's answer under which it is true.
+
+
 Results = dict[str, Any]
 
 
@@ -150,7 +435,7 @@ class Claim(NamedTuple):
 
 
 CLAIMS: dict[str, Callable[[Results], Claim]] = {}
-"""All claims by name: conditions on the results. Modules of `paper` register theirs with `claim`."""
+"""All claims by name, of the questions that are imported."""
 
 
 def claim(condition: Callable[[Results], Claim]) -> Callable[[Results], Claim]:
@@ -159,9 +444,22 @@ def claim(condition: Callable[[Results], Claim]) -> Callable[[Results], Claim]:
     return condition
 
 
-def tasks(results: Results) -> list[str]:
-    """Return the names of the study's tasks."""
-    return list(results["tasks"])
+def check_claims(question: str, answer: Results) -> dict[str, dict[str, Any]]:
+    """Return, for each claim of a question, whether it `holds` and its `numbers`, with null for infinity."""
+    checked = {}
+    for name, condition in CLAIMS.items():
+        if condition.__module__ != f"paper.{question}":
+            continue
+        try:
+            holds, numbers = condition(answer)
+        except (LookupError, StopIteration, ArithmeticError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the claim {name} cannot be checked ({error!r}): its results are missing or have another form; run "
+                "the experiment that it needs"
+            ) from error
+        finite = {each: number if math.isfinite(number) else None for each, number in numbers.items()}
+        checked[name] = {"holds": holds, "numbers": finite}
+    return checked
 
 
 def rows_of(rows: Iterable[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
@@ -181,22 +479,57 @@ def row_of(rows: Iterable[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
     return found[0]
 
 
-def real_row(results: Results, **wanted: Any) -> dict[str, Any]:
-    """Return the real model's one row with these values, of the usual network where they do not say otherwise."""
-    return row_of(results["real_model"], **USUAL | wanted)
-
-
-def better(row: dict[str, Any], name: str) -> bool:
-    """Return whether a row's column is positive, and shown to be."""
-    return bool(row[name] > 0 and shown(row[f"{name}_p_holm"]))
-
-
 def shown(p: float | None) -> bool:
     """Return whether a corrected p-value shows a difference; null stands for a test that was not possible."""
     return p is not None and p < 1 - CONFIDENCE
 
 
-# Compile the paper: `python -m paper.study paper/lossytp.typ OUTPUT.pdf --results results/laptop`.
+# Draw.
+
+
+def task_name(task: object) -> str:
+    """Return a task's name as figures write it."""
+    return TASK_NAMES.get(str(task), str(task))
+
+
+def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
+    """Make the x axis logarithmic, with 0 at its left end.
+
+    Rates are labelled in per cent where labels do not overlap: first powers of ten, then others from the largest.
+    """
+    values = sorted(rates.unique())
+    named = [0.0]
+    for value in sorted(values, key=lambda rate: (not f"{rate:e}".startswith("1.000000e"), -rate)):
+        if all(max(value, other) > NAMED_APART * min(value, other) for other in named):
+            named.append(value)
+    smallest = min((value for value in values if value > 0), default=0.01)
+    ax.set_xscale("symlog", linthresh=smallest, linscale=0.6)
+    ax.set_xlim(-0.1 * smallest, 1.4 * max(values))
+    ax.xaxis.set_major_locator(FixedLocator(values))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}" if value in named else ""))
+    ax.tick_params(axis="x", labelsize=6)
+
+
+def label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
+    """Write each line's name in its colour right of the panel, at the height of its last point.
+
+    Args:
+        ax: the panel, with its final limits.
+        ends: height, name and colour of each line.
+    """
+    low, high = ax.get_ylim()
+    gap = LABEL_GAP * (high - low)
+    free = -np.inf
+    for y, name, color in sorted(ends):
+        free = max(y, free + gap * (1 + name.count("\n")))
+        ax.annotate(
+            name, (1.03, free), xycoords=("axes fraction", "data"), color=color, fontsize=6, va="center",
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+# Compile a text.
 
 
 def typeset(source: Path, output: Path, results: Path) -> None:
@@ -240,82 +573,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     run_as_command(main)
-
-
-def panels(
-    tasks: pd.Series, height: float, *, equal_falls: bool = False, equal_x: bool = False
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a panel for each task, side by side."""
-    number = tasks.nunique()
-    figure, axes_1T = plt.subplots(
-        1, number, figsize=(COLUMN, height), layout="constrained", squeeze=False,
-        sharex=equal_x, sharey=equal_falls,
-    )  # fmt: skip
-    return figure, list(axes_1T[0])
-
-
-def one_point(ax: Axes) -> None:
-    """Draw the line of one point."""
-    ax.axhline(POINTS * ONE_POINT, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
-
-
-def task_name(task: object) -> str:
-    """Return a task's name as figures write it."""
-    return TASK_NAMES.get(str(task), str(task))
-
-
-def band(ax: Axes, runs: pd.DataFrame, x: str, y: str, *, label: str, number: int) -> None:
-    """Plot the mean of column `y` over seeds, with its 95 % interval, against column `x`.
-
-    Args:
-        ax: the panel.
-        runs: one row per run.
-        x: a column's name.
-        y: a column's name.
-        label: the curve's name in the legend.
-        number: the curve's number, which sets colour and marker.
-    """
-    color = f"C{number}"
-    estimates = runs.groupby(x)[y].apply(lambda values: t_interval(values.to_numpy()))
-    where = estimates.index.to_numpy()
-    mean, low, high = np.array(estimates.tolist()).T
-    ax.plot(where, mean, marker=marker_of(number), color=color, label=label, markersize=3)
-    if np.isfinite(low).all():  # a single seed has no interval
-        ax.fill_between(where, low, high, color=color, alpha=0.2, linewidth=0)
-
-
-def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
-    """Make the x axis logarithmic, with 0 at its left end.
-
-    Rates are labelled in per cent where labels do not overlap: first powers of ten, then others from the largest.
-    """
-    values = sorted(rates.unique())
-    named = [0.0]
-    for value in sorted(values, key=lambda rate: (not f"{rate:e}".startswith("1.000000e"), -rate)):
-        if all(max(value, other) > NAMED_APART * min(value, other) for other in named):
-            named.append(value)
-    smallest = min((value for value in values if value > 0), default=0.01)
-    ax.set_xscale("symlog", linthresh=smallest, linscale=0.6)
-    ax.set_xlim(-0.1 * smallest, 1.4 * max(values))
-    ax.xaxis.set_major_locator(FixedLocator(values))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}" if value in named else ""))
-    ax.tick_params(axis="x", labelsize=6)
-
-
-def label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
-    """Write each line's name in its colour right of the panel, at the height of its last point.
-
-    Args:
-        ax: the panel, with its final limits.
-        ends: height, name and colour of each line.
-    """
-    low, high = ax.get_ylim()
-    gap = LABEL_GAP * (high - low)
-    free = -np.inf
-    for y, name, color in sorted(ends):
-        free = max(y, free + gap * (1 + name.count("\n")))
-        ax.annotate(
-            name, (1.03, free), xycoords=("axes fraction", "data"), color=color, fontsize=6, va="center",
-            annotation_clip=False,
-        )  # fmt: skip

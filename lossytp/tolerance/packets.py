@@ -99,7 +99,9 @@ class SelectiveNetwork(LossyNetwork):
         return [np.array(sorted(found.get(number, ())), dtype=np.int64) for number in range(len(hops))]
 
 
-def standing_out(message: Message, site: Site, routes: Routes, *, number: int, shape: tuple[int, int]) -> list[Packet]:
+def standing_out(
+    message: Message, site: Site, routes: Routes, *, number: int, shape: tuple[int, int], times: float = STANDS_OUT
+) -> list[Packet]:
     """Return the packets that stand out of those of their sum, if B sequences share a message.
 
     Args:
@@ -108,6 +110,7 @@ def standing_out(message: Message, site: Site, routes: Routes, *, number: int, s
         routes: the hops of a message of some size.
         number: of the message, among those of the text.
         shape: (B, T).
+        times: the median norm of the sum's packets; a packet with more stands out.
     """
     rows_RM, capacity, (sequences, tokens) = message.rows_LN, message.capacity, shape
     width = rows_RM.shape[1] // (sequences * tokens)
@@ -117,7 +120,7 @@ def standing_out(message: Message, site: Site, routes: Routes, *, number: int, s
     norms = [each.norm(dim=1).cpu().numpy() for each in packets]
     median = float(np.median(np.concatenate(norms)))
     for index, (hop, carried, norms_P) in enumerate(zip(hops, sums, norms, strict=True)):
-        for packet in np.flatnonzero(norms_P > STANDS_OUT * median).tolist():
+        for packet in np.flatnonzero(norms_P > times * median).tolist():
             start, norm = packet * capacity, float(norms_P[packet])
             largest = hop.start + start + int(carried[start : start + capacity].abs().argmax())
             sequence, token = divmod(largest // width, tokens)

@@ -22,7 +22,7 @@ from lossytp.network.repairs import (
     wire_order,
 )
 from lossytp.network.routes import Hop
-from paper.theory import unprotected_energy
+from notebooks.theory import unprotected_energy
 from tests.network.loss_statistics import assert_within, batch_means, is_within, reproducible
 
 # Names

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from paper.comparisons import compare_arms, drops_and_gains, unlearned_trainings
+from paper.study import compare_arms, falls_and_gains, unlearned_trainings
 
 
 def table(arms, task="t", loss_rate=0.1, max_steps=10):
@@ -13,11 +13,7 @@ def table(arms, task="t", loss_rate=0.1, max_steps=10):
     training = {"task": task, "model_name": "gpt2-nano", "max_steps": max_steps, "learning_rate": 1e-3}
     rows = [
         {**training, "arm": arm, "loss_rate": 0.0 if arm == "none" else loss_rate, "seed": seed, "majority_share": 0.3}
-        | {
-            "accuracy_lossy": value,
-            "accuracy_clean": value + 0.01 * (arm != "none"),
-            "cross_entropy_lossy": 2 - 3 * value,
-        }
+        | {"accuracy_lossy": value}
         for arm, values in arms.items()
         for seed, value in enumerate(values)
     ]
@@ -91,41 +87,13 @@ def test_each_training_is_compared_with_its_own_reference():
 
 def test_lossy_arms_are_also_compared_with_their_reference():
     runs = table({"no loss": [0.5, 0.6, 0.7], "zero": [0.4, 0.52, 0.6], "better": [0.45, 0.54, 0.66]})
-    clean = runs["accuracy_clean"] - 0.01 * (runs["arm"] == "no loss")
-    runs = runs.assign(accuracy_clean=clean)
-    both = drops_and_gains(runs, reference="zero").set_index("arm")
+    both = falls_and_gains(runs, reference="zero").set_index("arm")
     assert both.loc["better", "difference"] == pytest.approx(-0.05)
     assert both.loc["better", "gain"] == pytest.approx((0.05 + 0.02 + 0.06) / 3)
     alone = stats.ttest_rel([0.45, 0.54, 0.66], [0.4, 0.52, 0.6]).pvalue  # the only comparison of its kind
     assert both.loc["better", "gain_p_holm"] == pytest.approx(alone)
     assert both.loc[["no loss", "zero"], "gain"].isna().all()
-    assert both.loc["better", "clean"] == pytest.approx(-0.04)
-    falls = ([0.09, 0.07, 0.09], [0.04, 0.05, 0.03])  # without losses
-    smaller, larger = sorted(stats.ttest_1samp(each, 0).pvalue for each in falls)
-    assert both.loc["better", "clean_p_holm"] == pytest.approx(max(2 * smaller, larger))
-    assert both.loc["better", "clean_high"] - both.loc["better", "high"] == pytest.approx(0.01)
-    assert both.loc["better", ["rise", "rise_low", "rise_high"]].tolist() == pytest.approx(
-        (-3 * both.loc["better", ["difference", "high", "low"]]).tolist()
-    )
-    assert both.loc["better", "rise_p_holm"] == pytest.approx(both.loc["better", "p_holm"])
-    assert "gain" not in drops_and_gains(runs, reference=None)
-
-
-def test_a_run_without_a_finite_cross_entropy_leaves_its_arm_no_rise():
-    runs = table({"no loss": [0.5, 0.6, 0.7], "zero": [0.4, 0.52, 0.6], "worse": [0.3, 0.4, 0.5]})
-    gone = (runs["arm"] == "worse") & (runs["seed"] == 1)
-    entropy = runs["cross_entropy_lossy"]
-    for missing in (np.nan, np.inf):
-        both = drops_and_gains(runs.assign(cross_entropy_lossy=entropy.mask(gone, missing)), reference=None)
-        both = both.set_index("arm")
-        assert both.loc["worse", ["rise", "rise_p_holm"]].isna().all()
-    lossless = (runs["arm"] == "no loss") & (runs["seed"] == 1)
-    without = drops_and_gains(runs.assign(cross_entropy_lossy=entropy.mask(lossless)), reference=None)
-    assert without["rise"].isna().all(), "nothing to compare with"
-    assert without["difference"].notna().sum() == 2
-    assert both.loc["worse", ["rise", "rise_p_holm"]].isna().all(), "the mean of the others would flatter it"
-    assert both.loc["worse", "difference"] == pytest.approx(-0.2)
-    assert both.loc["zero", "rise"] == pytest.approx(0.28)
+    assert "gain" not in falls_and_gains(runs, reference=None)
 
 
 def test_arms_of_another_training_gain_what_they_lose_less_against_their_own_lossless_runs():
@@ -135,7 +103,7 @@ def test_arms_of_another_training_gain_what_they_lose_less_against_their_own_los
             table({"no loss": [0.8, 0.9], "large": [0.75, 0.85]}, max_steps=30),
         ]
     )
-    both = drops_and_gains(runs, reference="small").set_index("arm")
+    both = falls_and_gains(runs, reference="small").set_index("arm")
     assert both.loc["large", "gain"] == pytest.approx((0.05 + 0.03) / 2)
 
 

@@ -8,16 +8,11 @@ import pandas as pd
 import pytest
 
 import lossytp as ltp
-from lossyprobe.fitting import fit_family, goodness
-from lossyprobe.likelihood import FAMILIES
-from lossytp.network import Trace
-from paper.collectives import (
+from notebooks.collectives import (
     completion_tails,
     error_maps,
     errors_of_sums,
-    loss_over_packets,
     lost_pieces,
-    run_lengths,
     who_lacks_what,
 )
 from paper.reproduction import reproduced_on_published
@@ -69,19 +64,6 @@ def test_error_maps_stand_under_their_algorithm_beside_their_repair():
     pairs = [("ring", "zero"), ("sender", "zero"), ("sender", "stale")]
     *axes, _ = error_maps({pair: np.full((4, 6), number) for number, pair in enumerate(pairs, 1)}).axes
     assert [[np.unique(image.get_array()).item() for image in ax.images] for ax in axes] == [[1], [2], [], [3]]
-
-
-def test_loss_over_packets_and_run_lengths_of_a_recording():
-    flow = Trace.from_indicators([0] * 500 + [1] * 500)
-    first, second = loss_over_packets([flow, Trace.from_indicators([0, 1, 0])]).axes[0].patches
-    assert first.get_data().values.tolist() == [0] * 50 + [1] * 50
-    assert second.get_data().values.tolist() == [0, 1, 0]
-    flow = Trace.from_indicators(([0] * 7 + [1, 0, 1, 1, 1]) * 20)
-    bursts, gaps = run_lengths(goodness(fit_family(FAMILIES["simple Gilbert"], [flow]), [flow])).axes
-    np.testing.assert_allclose(bursts.lines[1].get_ydata()[:3], [1, 1, 0.5])
-    assert gaps.lines[1].get_ydata()[2] == pytest.approx(19 / 39)  # of 39 gaps, those of 7 packets
-    lossless = Trace.from_indicators([0, 0, 0])
-    assert run_lengths(goodness(fit_family(FAMILIES["Bernoulli"], [lossless]), [lossless])).axes
 
 
 def test_reproduced_on_published_draws_each_run_beside_that_of_its_rate_and_seed():

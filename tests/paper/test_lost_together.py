@@ -18,7 +18,7 @@ def test_signs_of_a_burst_are_as_correlated_as_its_losses(tmp_path):
     config = config_of(tmp_path, loss_type="g-e", mean_burst_packets=4.0, mtu_bytes=60)
     assert correlation(config) == pytest.approx(1 - 1 / 4 - 1 / 4 / 99)
     measurement = Measurement(config)
-    terms = Squares(measurement, config, measurement.messages[0], {})
+    terms = Squares(measurement, config, measurement.messages[0], {}, 1)
     terms.correlation, terms.signs, terms.step = correlation(config), True, 1.0
     signs = []
 

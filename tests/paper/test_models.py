@@ -8,7 +8,8 @@ import pytest
 from lossytp.network.scope import MODULES
 from lossytp.study.run import execute
 from lossytp.tolerance.measure import Measurement
-from paper.models import ModelsConfig, SecondOrder, depths, measure, records, sha256, sixths, table
+from paper.models import ModelsConfig, depths, measure, records, sha256, sixths, table
+from paper.second_order import SecondOrder
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "45_models.ipynb"
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of folly. "
@@ -42,7 +43,7 @@ def chosen_but(*at_risk):
 def terms(small, tmp_path):
     config = config_of(small, tmp_path, mtu_bytes=2092)  # 512 of 1,024 elements
     measurement = Measurement(config)
-    return SecondOrder(measurement, config, measurement.messages[0], {})
+    return SecondOrder(measurement, config, measurement.messages[0], {}, 2)
 
 
 def test_both_terms_are_sums_over_packets(terms):

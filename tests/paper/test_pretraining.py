@@ -9,12 +9,9 @@ import pytest
 from paper.pretraining import (
     departures,
     nats_lost,
-    rises_by_seed,
     training_curves,
     turning_points,
-    waiting_times,
 )
-from paper.price import BEST_EFFORT
 
 LOSSY, REPAIRED, HALF = "losses on the way to a sum", "repaired", "no loss in half the steps"
 SEEDS = (0, 1, 2)
@@ -87,28 +84,6 @@ def test_a_run_that_became_not_finite_leaves_its_arm_without_a_mean(runs):
     assert math.isnan(found["lossy_mean"])
 
 
-def step_times(prices):
-    """Step times at 10 % loss, where best effort takes a second, by bandwidth."""
-    rows = [
-        {"bandwidth_gbits": bandwidth, "round_trip_us": 80, "standard_error": 0.0, "transport": t, "loss_rate": rate,
-         "seconds": price if t != BEST_EFFORT and rate else 1.0}
-        for bandwidth, price in prices.items()
-        for t in (BEST_EFFORT, "selective repeat")
-        for rate in (0.0, 0.1)
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def test_waiting_costs_less_where_half_of_the_traffic_waits_in_any_case():
-    times = step_times({1: 1.2, 10: 2.0, 100: 5.0})
-    both, reduce = (waiting_times(times, loss_rate=0.1, phases=phases) for phases in ("both", "reduce"))
-    assert [each["kilobytes"] for each in both] == [10.0, 100.0, 1000.0]
-    assert [each["times"] for each in both] == pytest.approx([1.2, 2.0, 5.0])
-    assert [each["times"] for each in reduce] == pytest.approx([1.2 / 1.1, 2 / 1.5, 5 / 3])
-    lossless = waiting_times(times, loss_rate=0.0, phases="both")
-    assert [each["times"] for each in lossless] == [1.0] * 3
-
-
 def test_the_training_loss_turns_where_its_running_median_is_least():
     losses = [8.0, 7.0, 6.0, 6.5, 6.2, 2.0, 6.4, 7.0, 7.2, 7.1, 7.3]  # the 2.0 is one lucky batch
     curve = [{"step": 10 * (number + 1), "loss": loss} for number, loss in enumerate(losses)]
@@ -163,9 +138,3 @@ def test_a_run_departs_where_it_stays_above_the_lossless_run_of_its_seed():
     assert list(rows.index) == [("fails", 0), ("bears", 0)]
     assert rows["fails", 0] == 40
     assert math.isnan(rows["bears", 0])
-
-
-def test_rises_are_those_of_each_seed():
-    runs = pd.DataFrame([a_run("no loss", 0, 4.0), a_run("no loss", 1, 5.0), a_run(LOSSY, 1, 5.5, loss_rate=0.1)])
-    (row,) = rises_by_seed(runs.assign(mtu_bytes=9000)).to_dict("records")
-    assert row == {"arm": LOSSY, "loss_rate": 0.1, "mtu_bytes": 9000, "seed": 1, "clean": 0.5}

@@ -1,112 +1,19 @@
-"""Steps to accuracy of made-up curves, break-even points, and step times over transports, in closed form."""
+"""The price of waiting, and step times over transports, in closed form."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.statistics import t_interval
 from paper.price import (
     BEST_EFFORT,
     GO_BACK_N,
     Sweep,
     price_of_reliability,
-    step_ratios,
-    step_ratios_of_both_phases,
     step_times,
-    steps_to_accuracy,
-    target_accuracies,
     transports,
+    waiting_times,
 )
 from paper.timing import AllReduce, Path
-
-TARGET = {"docstrings": 0.6}
-CHANCE = 0.3  # of the records
-
-
-@pytest.fixture
-def run(record):
-    """Return a function that makes a run's record with the given accuracies, one every 100 steps."""
-
-    def make(loss_rate, seed, *accuracies, status="finished", **config):
-        curve = [{"step": 100 * number, "accuracy_lossy": each} for number, each in enumerate(accuracies, 1)]
-        made = record(loss_rate=loss_rate, seed=seed, accuracy=accuracies[-1], status=status, max_steps=400, **config)
-        return made | {"curves": {"eval": curve}}
-
-    return make
-
-
-def test_target_accuracies_are_a_share_of_the_gain_over_chance_without_losses(run):
-    records = [run(0.0, 0, 0.5, 0.7), run(0.0, 1, 0.5, 0.8), run(0.1, 0, 0.4, 0.5)]
-    assert target_accuracies(records) == {"docstrings": pytest.approx(CHANCE + 0.9 * (0.75 - CHANCE))}
-    with pytest.raises(ValueError, match="docstrings has no run without losses"):
-        target_accuracies(records[2:])
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "steps"),
-    [
-        ((0.5, 0.65, 0.7, 0.7), 100 + 100 * 0.1 / 0.15),  # between two evaluations
-        ((0.9, 0.9), 50),  # from chance at step 0
-        ((0.5, 0.61, 0.5, 0.7, 0.8), 350),  # what does not hold is not reached
-        ((0.5, 0.5, 0.7), 250),  # but the last evaluation counts
-        ((0.3, 0.5), np.nan),  # never
-    ],
-)
-def test_steps_to_accuracy(run, accuracies, steps):
-    (found,) = steps_to_accuracy([run(0.0, 0, *accuracies)], TARGET)["steps"]
-    assert found == pytest.approx(steps, nan_ok=True)
-
-
-def test_steps_to_accuracy_of_a_diverged_run_are_unknown_and_other_records_are_refused(run):
-    assert steps_to_accuracy([run(0.1, 1, 0.5, 0.7, status="not finite")], TARGET)["steps"].isna().all()
-    with pytest.raises(ValueError, match="evaluated 1 times"):
-        steps_to_accuracy([run(0.0, 0, 0.7)], TARGET)
-    with pytest.raises(ValueError, match=r"target = 0\.2"):
-        steps_to_accuracy([run(0.0, 0, 0.7, 0.7)], {"docstrings": 0.2})
-    with pytest.raises(ValueError, match=r"docstrings has two runs at 0\.1, seed 0"):
-        steps_to_accuracy([run(0.1, 0, 0.5, 0.7), run(0.1, 0, 0.5, 0.7, algorithm="ring")], TARGET)
-
-
-def reached(**by_rate):
-    """Return a row a run of 600 steps: a rate's n-th value is seed n's steps to accuracy."""
-    rows = [
-        {"task": "t", "loss_rate": float(rate[1:]) / 100, "seed": seed, "steps": value, "last_step": 600}
-        for rate, values in by_rate.items()
-        for seed, value in enumerate(values)
-    ]
-    return pd.DataFrame(rows)
-
-
-def test_step_ratios_are_paired_by_seed_and_geometric():
-    table = step_ratios(reached(p0=[100, 200, 300], p10=[110, 240, 390]).sample(frac=1, random_state=0))
-    lossless, lossy = (row for _, row in table.iterrows())
-    assert (lossless["ratio"], lossless["low"], lossless["high"]) == (1, 1, 1)
-    expected = np.exp(t_interval(np.log([1.1, 1.2, 1.3])))
-    assert lossy[["ratio", "low", "high"]].tolist() == pytest.approx(list(expected))
-    assert (lossy["seeds"], lossy["never"]) == (3, 0)
-
-
-def test_step_ratios_of_runs_that_never_get_there_are_bounds_from_below():
-    nan = float("nan")
-    table = step_ratios(reached(p0=[200, 300, 300, nan], p10=[300, nan, nan, 400], p30=[nan, nan, nan, nan]))
-    some, all_of_them = (row for _, row in table[table["loss_rate"] > 0].iterrows())
-    assert (some["seeds"], some["never"], all_of_them["never"]) == (3, 2, 3)
-    assert some["ratio"] == pytest.approx((1.5 * 2 * 2) ** (1 / 3))
-    assert all_of_them["ratio"] == pytest.approx((3 * 2 * 2) ** (1 / 3))
-    assert some["high"] == all_of_them["high"] == np.inf
-    assert some["low"] == all_of_them["low"] == 0  # three say too little
-    # Student's interval would begin above 1.106, where it begins when the last two, in fact, need 900 and 1,800 steps
-    five = step_ratios(reached(p0=[400] * 5, p10=[590, 595, 600, nan, nan])).iloc[1]
-    assert (five["low"], five["high"], five["never"]) == (590 / 400, np.inf, 2)
-
-
-def test_step_ratios_of_both_phases_leave_out_losses_in_the_reduce_phase_alone(run):
-    lossless = [run(0.0, seed, 0.5, 0.6, 0.69, 0.7, reliable_gather=True) for seed in (0, 1)]
-    reduce = [run(0.2, seed, 0.4, 0.5, 0.6, 0.7, reliable_gather=True) for seed in (0, 1)]
-    both = [run(0.2, seed, 0.4, 0.45, 0.5, 0.7, reliable_gather=False) for seed in (0, 1)]
-    ratios = step_ratios_of_both_phases([*lossless, *reduce, *both])
-    # 0.66, nine tenths of the way from 0.3 to 0.7, is reached at steps 266.7 and 380
-    assert ratios["ratio"].tolist() == pytest.approx([1, 380 / (200 + 600 / 9)])
 
 
 def test_price_of_reliability_is_the_ratio_of_the_steps_times():
@@ -125,6 +32,27 @@ def test_price_of_reliability_is_the_ratio_of_the_steps_times():
     reliable, losing = np.random.default_rng(0).normal([[1.5], [1.0]], 0.01, (2, 100_000))
     scatter = (reliable / (losing / 2 + reliable / 2)).std()
     assert half["standard_error"].iloc[1] == pytest.approx(scatter, rel=0.02)
+
+
+def times_of(prices):
+    """Step times at 10 % loss, where best effort takes a second, by bandwidth."""
+    rows = [
+        {"bandwidth_gbits": bandwidth, "round_trip_us": 80, "standard_error": 0.0, "transport": t, "loss_rate": rate,
+         "seconds": price if t != BEST_EFFORT and rate else 1.0}
+        for bandwidth, price in prices.items()
+        for t in (BEST_EFFORT, "selective repeat")
+        for rate in (0.0, 0.1)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_waiting_costs_less_where_half_of_the_traffic_waits_in_any_case():
+    times = times_of({1: 1.2, 10: 2.0, 100: 5.0})
+    reduce = waiting_times(times, loss_rate=0.1)
+    assert [each["kilobytes"] for each in reduce] == [10.0, 100.0, 1000.0]
+    assert [each["times"] for each in reduce] == pytest.approx([1.2 / 1.1, 2 / 1.5, 5 / 3])
+    lossless = waiting_times(times, loss_rate=0.0)
+    assert [each["times"] for each in lossless] == [1.0] * 3
 
 
 # Step times

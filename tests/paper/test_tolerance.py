@@ -2,19 +2,11 @@ import json
 
 import pytest
 
-from lossytp.study.tables import tidy
 from paper.tolerance import (
     differing_settings,
     task_settings,
     tolerance_curves,
-    tune_learning_rates,
 )
-
-BASELINES = {
-    "docstrings": {
-        "majority_share": 0.3, "bag_of_words": 0.9, "test_examples": 4, "model_name": "gpt2-nano", "max_length": 48,
-    }
-}  # fmt: skip
 
 
 def test_tolerance_curves_of_made_up_records(study, record, curves):
@@ -38,42 +30,22 @@ def test_tolerance_curves_do_not_pair_a_seed_without_all_its_rates(study, record
 
 
 def test_task_settings_refuses_runs_that_differ_in_more_than_process_rate_and_seed(study, record):
-    assert task_settings(study, BASELINES)["docstrings"]["settings"]["max_steps"] == 10
+    assert task_settings(study)["docstrings"]["settings"]["max_steps"] == 10
     odd = [*study, record(loss_rate=0.1, seed=9, accuracy=0.5, max_steps=11)]
     with pytest.raises(ValueError, match="the records of docstrings differ in max_steps"):
-        task_settings(odd, BASELINES)
+        task_settings(odd)
     scoped = [*study, record(loss_rate=0.1, seed=9, accuracy=0.5, lossy_direction="backward")]
     with pytest.raises(ValueError, match=r"the records of .* differ in lossy_direction"):
-        task_settings([{**each, "config": {"lossy_direction": None, **each["config"]}} for each in scoped], BASELINES)
+        task_settings([{**each, "config": {"lossy_direction": None, **each["config"]}} for each in scoped])
     other = record(loss_rate=0.1, seed=9, accuracy=0.5, max_steps=11, dataset="sst2")
-    both = task_settings([*study, other], {**BASELINES, "sst2": BASELINES["docstrings"]})
+    both = task_settings([*study, other])
     assert both["sst2"]["settings"]["max_steps"] == 11
 
 
 def test_differing_settings_are_those_that_keep_a_run_off_a_curve(study, record):
-    curve = task_settings(study, BASELINES)["docstrings"]
+    curve = task_settings(study)["docstrings"]
     run = record(loss_rate=0.15, seed=7, accuracy=0.5, burst=8.0)
     assert differing_settings(run, curve) == []
     run = record(loss_rate=0.15, seed=7, accuracy=0.5, repair="local", max_steps=2)
     run["data"]["sha256"] = "cd"
     assert differing_settings(run, curve) == ["repair", "max_steps", "data"]
-
-
-@pytest.mark.parametrize(("name", "value"), [("test_examples", 5), ("model_name", "gpt2"), ("max_length", 64)])
-def test_task_settings_refuses_a_baseline_of_other_data_or_another_model(study, name, value):
-    with pytest.raises(ValueError, match=f"baseline of docstrings has {name} = {value!r}, the runs have "):
-        task_settings(study, {"docstrings": {**BASELINES["docstrings"], name: value}})
-
-
-def test_tune_learning_rates(record):
-    accuracies = {(0.0, 1e-3): 0.7, (0.0, 2e-3): 0.6, (0.3, 1e-3): 0.5, (0.3, 2e-3): 0.55}
-    runs = [
-        record(loss_rate=loss, seed=seed, accuracy=accuracy + 0.01 * seed * loss, learning_rate=rate)
-        for (loss, rate), accuracy in accuracies.items()
-        for seed in range(3)
-    ]
-    (found,) = tune_learning_rates(tidy(runs))
-    assert (found["learning_rate_lossless"], found["learning_rate_lossy"]) == (1e-3, 2e-3)
-    assert found["fall"]["value"] == pytest.approx(0.15 - 0.003)
-    assert found["loss_rate"] == 0.3
-    assert found["at_edge"]

@@ -1,4 +1,4 @@
-"""The expected squared errors of `paper.theory` against those of the lossy all-reduce, and means of repairs.
+"""The expected squared errors of `notebooks.theory` against those of the lossy all-reduce, and means of repairs.
 
 One element a packet, so that elements are lost independently of each other over Bernoulli links; over Gilbert-Elliott
 links, within a block of `fec` and of `hadamard`, neighbours are lost together. Standard errors are by means of 100
@@ -20,7 +20,7 @@ from lossytp.network.repairs import Protect
 from lossytp.network.routes import ALGORITHMS
 from lossytp.parallel.collectives import LossyCollective, all_reduce
 from lossytp.parallel.group import RankGroup
-from paper import theory
+from notebooks import theory
 from tests.network.loss_statistics import assert_within, batch_means, is_within
 from tests.parallel.conftest import bernoulli
 

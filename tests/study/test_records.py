@@ -10,17 +10,7 @@ from lossytp.study.grid import Cell, Experiment
 from lossytp.study.tables import read_experiment, tidy, with_lossless
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record, write_record
-from paper.build import joined
-from paper.comparisons import (
-    complete_seeds,
-    json_rows,
-    loss_rate_of,
-    mean_by_arm,
-    speed_and_traffic,
-    traffic_costs,
-    unlearned_trainings,
-)
-from paper.robustness import copy_spreads, stream_distances
+from paper.study import complete_seeds, json_rows, loss_rate_of, speed_and_traffic, unlearned_trainings
 
 
 def test_tidy_has_a_row_a_record_in_their_order_without_seconds(study):
@@ -55,12 +45,6 @@ def test_a_setting_that_no_record_has_is_no_column(record):
     old["newer_settings"] = ["mtu_bytes"]
     assert "mtu_bytes" not in tidy([old])
     assert "mtu_bytes" in tidy([old, new])
-
-
-def test_an_experiment_without_runs_changes_no_other_ones_table(record):
-    table = tidy([record(loss_rate=0.1, seed=3, accuracy=0.5)])
-    both = joined({"done": table, "planned": tidy([])})
-    assert both.to_csv(index=False) == table.assign(experiment="done").to_csv(index=False)
 
 
 def test_copies_of_a_run_are_no_second_seed(record):
@@ -174,17 +158,6 @@ def test_pretraining_has_cross_entropies_and_no_accuracy(record):
 # What runs lost and sent, by hand
 
 
-def run(*, extra=0, lost=0, points=()):
-    """Return a record whose messages took 100 packets."""
-    traffic = {"packets": 100 + extra, "extra": extra, "lost": lost}
-    return {"network": {"training": traffic}, "timing": {"steps": 4}, "curves": {"eval": list(points)}}
-
-
-def test_shares_are_of_the_messages_own_packets():
-    assert traffic_costs(run(extra=25, lost=3)) == {"extra_packet_share": 0.25, "lost_a_step": 0.75}
-    assert traffic_costs(run(lost=10))["extra_packet_share"] == 0
-
-
 def measured(operations, **more):
     """Return a run's record with 4 packets, 1 of them lost, for each operation; the messages are an older record's."""
     counts = {"packets": 4, "lost": 1}
@@ -219,18 +192,3 @@ def test_the_summary_has_speed_time_to_accuracy_and_collectives_by_direction_and
     sharded["network"]["training"]["messages"]["by_operation"] = calls
     row = speed_and_traffic([sharded]).iloc[0]
     assert (row["all_gather_called"], row["reduce_scatter_lossy"], row["reduce_scatter_lost"]) == (2, 0, 1)
-
-
-def test_means_are_over_the_runs_of_an_arm():
-    table = pd.DataFrame({"task": "t", "arm": ["a", "a", "b"], "loss_rate": 0.1}, index=[4, 7, 9])
-    means = mean_by_arm(table, [{"x": 1.0}, {"x": 3.0}, {"x": 5.0}])
-    assert means.set_index("arm")["x"].to_dict() == {"a": 2.0, "b": 5.0}
-
-
-def test_distances_are_one_row_a_layer_and_runs_of_one_stream_have_none():
-    apart = {"step": 5, "stream_distance": [0.1, 0.2], "replica_drift": 0.3}
-    runs = [run(points=[apart]), run(points=[{"step": 5, "stream_distance": None, "replica_drift": 0.0}])]
-    table = pd.DataFrame({"task": "t", "arm": ["own", "one"], "seed": 0})
-    streams, copies = stream_distances(table, runs), copy_spreads(table, runs)
-    assert streams[["arm", "step", "layer", "distance"]].values.tolist() == [["own", 5, 1, 0.1], ["own", 5, 2, 0.2]]
-    assert copies[["arm", "spread"]].values.tolist() == [["own", 0.3]]

@@ -98,7 +98,7 @@ def test_a_readers_run_is_drawn_on_the_papers_curve(tmp_path, monkeypatch):
     values = {"changes": changes, "output_dir": str(tmp_path)}
     execute(NOTEBOOKS / "22_my_run.ipynb", tmp_path / "out.ipynb", values)
     cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
-    (cell,) = [cell for cell in cells if "accuracy_against_loss(" in cell.source and cell.outputs]
+    (cell,) = [cell for cell in cells if "sns.lineplot(" in cell.source and cell.outputs]
     assert "image/png" in cell.outputs[-1].data
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("curve*/record.json")]
     assert (record["config"]["loss_rate"], record["config"]["batch_size"]) == (0.15, 32)

@@ -6,7 +6,7 @@ from scipy import stats
 
 from lossyprobe.expected_cost import loss_budget, rate_of_drop
 from lossytp.study.statistics import crossed_interval, t_interval
-from paper.comparisons import holm
+from paper.study import holm
 
 RATES = np.array([0, 0.01, 0.02, 0.05, 0.1, 0.2])
 

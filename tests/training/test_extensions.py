@@ -12,7 +12,7 @@ from lossytp.network.routes import Algorithm, Hop
 from lossytp.parallel.collectives import FILLS, fills, zero_
 from lossytp.training.loop import run
 from lossytp.training.record import read_record
-from paper.theory import expected_squared_error, missing_share
+from notebooks.theory import expected_squared_error, missing_share
 
 LOSS_RATE, RANKS = 0.3, 4
 

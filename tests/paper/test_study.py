@@ -1,0 +1,61 @@
+"""The summary of the study's runs, arms with enough seeds, and claims that cannot be checked."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import paper.tolerance  # noqa: F401 -- registers its claims
+from paper.study import Study, check_claims, repeatability, summarise, summarise_runs
+
+
+def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
+    def run(accuracy, processor="one", seed=0, lossy=0.5, **kept):
+        made = record(loss_rate=0.1, seed=seed, accuracy=accuracy, **kept)
+        final = made["final"] | {"accuracy_lossy": lossy}
+        return made | {"environment": {"processor": processor}, "final": final}
+
+    others = [run(0.9, seed=1), run(0.8, seed=2, max_length=16)]  # ran once
+    found = repeatability([run(0.7), run(0.7, save_model=True, lossy=0.52), run(0.6, "two", eval_steps=5), *others])
+    assert found["one"] == {"pairs": 1, "differ": 0, "largest": 0.0, "largest_lossy": pytest.approx(0.02)}
+    assert found["two"] == {
+        "pairs": 2, "differ": 2, "largest": pytest.approx(0.1), "largest_lossy": pytest.approx(0.02)
+    }  # fmt: skip
+    on_gpu = run(0.7) | {"environment": {"processor": "one", "gpu": "A GPU"}}
+    assert repeatability([run(0.7), on_gpu])["two"]["pairs"] == 1  # one processor, but not one machine
+    none = {"pairs": 0, "differ": 0, "largest": 0.0, "largest_lossy": 0.0}
+    assert repeatability(others) == {"one": none, "two": none}
+
+
+def test_summarise_runs_counts_each_run_once_and_no_packets_of_controls(study, record):
+    control = record(loss_rate=0.1, seed=7, accuracy=0.5, control="elements")
+    ran, with_control = summarise_runs(study), summarise_runs([*study, control])
+    assert (ran["cells"], ran["packets"], ran["hours"]) == (15, 15_000, pytest.approx(0.15))
+    assert (with_control["cells"], with_control["packets"]) == (16, 15_000)
+    assert summarise_runs([*study, *study[:4]]) == ran
+
+
+def test_arms_with_seeds_leaves_out_arms_with_too_few():
+    """A third seed makes an interval; the same seed at another rate does not count."""
+    seeds = {("whole", 0.1): (0, 1, 2), ("begun", 0.1): (0, 1), ("begun", 0.2): (2,)}
+    rows = [{"arm": arm, "loss_rate": rate, "seed": seed} for (arm, rate), each in seeds.items() for seed in each]
+    study = Study("paper", Path(), Path(), Path(), _read={"asked": (None, pd.DataFrame(rows), [])})
+    assert study.arms_with_seeds("asked").to_dict("list") == {
+        "arm": ["whole"] * 3, "loss_rate": [0.1] * 3, "seed": [0, 1, 2],
+    }  # fmt: skip
+
+
+def test_grids_without_a_record_have_no_summary(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "notebook: 20_cells\nprofiles: {own: {seeds: 1, cells_per_notebook: 1, base: {}, arms: [{arm: no loss}]}}"
+    )
+    study = Study("own", tmp_path / "results", tmp_path, tmp_path)
+    assert study.experiments == ["mine"]
+    study._read["mine"] = (None, pd.DataFrame(), [])
+    with pytest.raises(ValueError, match=r"^no cell has its record in .*: run \./run_all\.sh own first"):
+        summarise(study)
+
+
+def test_a_claim_of_a_missing_arm_is_an_error_and_not_true():
+    with pytest.raises(ValueError, match=r"small_losses_\w+ cannot be checked .*KeyError"):
+        check_claims("tolerance", {})
