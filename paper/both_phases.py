@@ -535,7 +535,7 @@ def arms_figure(rows: pd.DataFrame) -> Figure:
         ax.plot([0, seeds.mean()], [-place, -place], color=f"C{number}", linewidth=0.8)
     ax.axvline(0, color="0.5", linewidth=0.8)
     ax.set_yticks(-np.arange(len(names)), [SHOWN[arm] for arm in names])
-    ax.set(xlabel="nats above no loss, after 200 steps at 10 % loss")
+    ax.set(xlabel="nats above no loss after 200 steps")
     ax.set_title("A backward pass that knows what arrived trains", loc="right")
     return figure
 
@@ -546,7 +546,7 @@ def answer(study: Study) -> dict[str, Any]:
     rows = rises(json.loads(file.read_text(encoding="utf-8")) for file in files)
     study.draw(arms_figure(rows), "both_phases")
     means = rows.groupby("arm", sort=False)["rise"].agg(["mean", "min", "max", "count"]).reset_index()
-    return {"arms": json_rows(means), "rises": json_rows(rows)}
+    return {"steps": 200, "arms": json_rows(means), "rises": json_rows(rows)}
 
 
 def ends(results: Results, arm: str) -> dict[str, float]:

@@ -348,12 +348,12 @@ def depths(found: Iterable[dict[str, Any]]) -> pd.DataFrame:
 # Draw the figures of sections "line", "models" and "repairs" from the records.
 
 CAPTIONS = {
-    "gpt2-nano": "GPT-2, 1.3 M",
-    "gpt2-micro": "GPT-2, 7 M",
+    "gpt2-nano": "GPT-2 1.3 M",
+    "gpt2-micro": "GPT-2 7 M",
     "gpt2-micro-scratch": "random weights",
-    "smollm2-135m": "SmolLM2, 135 M",
-    "gemma3-270m": "Gemma 3, 270 M",
-    "qwen2.5-coder-0.5b": "Qwen2.5, 0.5 B",
+    "smollm2-135m": "SmolLM2 135 M",
+    "gemma3-270m": "Gemma 3 270 M",
+    "qwen2.5-coder-0.5b": "Qwen2.5 0.5 B",
 }
 """Models as figures name them, in the order of their colours."""
 REPAIRS = {
@@ -363,8 +363,8 @@ REPAIRS = {
     "protect_first(4)": "first 4 tokens reliable",
     "protect(0.01)": "strongest 1 % reliable",
     "protect(0.1)": "strongest 10 % reliable",
-    "protect_layers(1, 1)": "first and last layer reliable",
-    "protect_layers(2, 2)": "first and last 2 layers reliable",
+    "protect_layers(1, 1)": "first, last layer reliable",
+    "protect_layers(2, 2)": "first, last 2 layers reliable",
     "retransmit(1)": "one resend",
     "protect(0.1) + retransmit(1)": "priority resend",
 }
@@ -443,7 +443,7 @@ def repairs_figure(found: list[dict[str, Any]], rate: float) -> Figure:
         ax.set_yticks(places, [f"{REPAIRS[name]} (+{each:.1f} %)" for name, each in zip(names, more, strict=True)])
         ax.set(title=CAPTIONS[model], xlabel=f"rise at {100 * rate:g} %, nats")
         ax.set_xlim(left=0)
-    figure.suptitle("What repairs leave (in brackets: packets sent in addition)")
+    figure.suptitle("What each repair leaves (packets sent in addition)")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The paper's text: no number in it is typed, its sentences are short of numbers, and it is typeset from results."""
+"""The paper's text: no number in it is typed, its paragraphs are short of numbers, and it is typeset from results."""
 
 import json
 import re
@@ -138,7 +138,8 @@ ALLOWED = (  # names, the definition of intervals, and numbers in a drawing: not
     r"(GPT|SST)-2",
     r"SmolLM2-135M",
     r"\b(SmolLM2|WikiText-2)\b",
-    r"\b(fec|hadamard|protect|retransmit)\([^)]*\)",
+    r"\b(fec|hadamard|protect(_first|_layers)?|retransmit)\([^)]*\)",
+    r"\bQ4_(1|K_M)\b",
     r"SHA-256",
     r"\b(bf16|fp16|fp32)\b",
     r"95 %(?= interval)",
@@ -192,7 +193,7 @@ def test_a_swallowed_semicolon_is_found(source):
     assert swallowed(f"#let x = 1; said; and\n{source}") == [2]
 
 
-# Sentences are short of numbers
+# Paragraphs are short of numbers
 
 
 SKIPPED = {"figure", "code", "svg", "table", "script", "style", "a", "head"}  # captions and references are not prose
@@ -227,17 +228,17 @@ class Prose(HTMLParser):
             self.blocks[-1] += data
 
 
-def sentences(html):
-    """Return the sentences of a page."""
+def paragraphs(html):
+    """Return the paragraphs, items and headings of a page."""
     prose = Prose()
     prose.feed(html)
     texts = (re.sub(r"\s+", " ", block).strip() for block in prose.blocks)
-    return [each for text in texts for each in re.split(r"(?<=[.?!]) (?=[A-Z])", text) if each]
+    return [text for text in texts if text]
 
 
-def numbers(sentence):
-    """Return the numbers of a sentence. An interval counts with its value, and a name is none."""
-    return re.findall(COUNTED, re.sub(INTERVAL, "", re.sub(NAMES, "", sentence)))
+def numbers(paragraph):
+    """Return the numbers of a paragraph. An interval counts with its value, and a name is none."""
+    return re.findall(COUNTED, re.sub(INTERVAL, "", re.sub(NAMES, "", paragraph)))
 
 
 @pytest.fixture(scope="module")
@@ -245,20 +246,20 @@ def paper():
     page = typst.compile(
         ROOT / "paper" / "lossytp.typ", root=ROOT, sys_inputs={"results": "/results/paper"}, format="html"
     ).decode()
-    found = sentences(page)
+    found = paragraphs(page)
     return found[: found.index("References")]  # their volumes and pages are no results
 
 
-def test_a_sentence_has_at_most_two_numbers(paper):
+def test_a_paragraph_has_at_most_four_numbers(paper):
     assert len(paper) > 20
-    crowded = [sentence for sentence in paper if len(numbers(sentence)) > 2]
-    assert not crowded, "split these sentences, or move numbers to a table:\n" + "\n".join(crowded)
+    crowded = [paragraph for paragraph in paper if len(numbers(paragraph)) > 4]
+    assert not crowded, "split these paragraphs, or move numbers to a table:\n" + "\n".join(crowded)
 
 
-def test_numbers_of_a_sentence_leave_out_intervals_and_names_and_sentences_leave_out_captions():
+def test_numbers_of_a_paragraph_leave_out_intervals_and_names_and_paragraphs_leave_out_captions():
     assert numbers("In SST-2 2.4 (1.4 to 3.3) points of 4.4 % (3.0 % to 6.6 %) are left.") == ["2.4", "4.4"]
     html = "<p>One 1. Two <code>fec(10, 8)</code> <a>Section 2</a>.</p><figure>3 4 5</figure><p>Three</p>"
-    assert sentences(html) == ["One 1.", "Two X X.", "Three"]
+    assert paragraphs(html) == ["One 1. Two X X.", "Three"]
 
 
 # It is typeset from a results folder
