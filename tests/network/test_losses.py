@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lossytp.network import Bernoulli, FourState, GilbertElliott, from_netem, gilbert_elliott_preset
 from lossytp.network.losses import PRESETS
-from lossytp.network.random_numbers import LARGEST_BLOCK
 from tests.network.loss_statistics import (
     assert_a_saved_state_resumes,
     assert_any_pieces_lose_the_same,
@@ -133,14 +132,6 @@ def test_any_pieces_lose_the_same_packets(name, edges):
 @given(name=st.sampled_from([*ALL]), edges=partitions(40_000), cut=st.integers(1, 12))
 def test_a_saved_state_resumes_with_the_same_losses(name, edges, cut):
     assert_a_saved_state_resumes(ALL[name], edges[:cut], KEY)
-
-
-@pytest.mark.parametrize("name", ["rate 0.9", "most are lost", "good state loses more", "states take turns"])
-def test_packet_by_packet_loses_the_same_packets(name):
-    losses = ALL[name].losses(KEY)
-    one_by_one = [packet for packet in range(20_000) if len(losses.take(1))]
-    assert len(one_by_one) > LARGEST_BLOCK
-    np.testing.assert_array_equal(one_by_one, ALL[name].losses(KEY).take(20_000))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from lossytp.network.repairs import (
     wire_order,
 )
 from lossytp.network.routes import Hop
-from paper.theory import unprotected_energy
 from tests.network.loss_statistics import assert_within, batch_means, is_within, reproducible
 
 # Names
@@ -69,23 +68,12 @@ def test_values_that_a_repair_cannot_take_are_refused(name, texts):
 
 # What is sent, missing and scaled
 
-EVERY_REPAIR = [
-    *("zero", "rescale", "rescale_counted", "stale", "local", "retransmit(1)", "retransmit(2)", "hadamard(8)"),
-    *("fec(3, 2)", "fec(10, 8, depth=3)", "fec(12, 8)", "fec(12, 8, code='xor')", "fec(5, 4, code='xor')"),
-]
-
 
 @reproducible
 @given(loss_rate=st.floats(0, 0.999999))
 def test_rescale_is_the_inverse_of_the_delivery_probability(loss_rate):
     assert Rescale().weight(loss_rate) * (1 - loss_rate) == pytest.approx(1)
     assert Zero().weight(loss_rate) == Rescale().weight(1) == 1
-
-
-@pytest.mark.parametrize("name", EVERY_REPAIR)
-def test_without_losses_nothing_is_scaled_or_missing(name):
-    repair = repair_named(name)
-    assert [repair.weight(0), repair.missing_rate(0), repair.missing_rate(1)] == [1, 0, 1]
 
 
 def scripted(*rounds):
@@ -266,15 +254,6 @@ def test_what_is_missing_was_lost_and_fewer_losses_leave_no_more_missing(code, n
     assert missing_of(code, num_packets, range(on_wire))[0] == list(range(num_packets))
 
 
-@reproducible
-@given(k=st.integers(1, 6), depth=st.integers(1, 4), num_packets=st.integers(0, 40), data=st.data())
-def test_with_one_parity_packet_both_codes_are_the_same(k, depth, num_packets, data):
-    mds, xor = (Fec(k + 1, k, depth, code) for code in ("mds", "xor"))
-    on_wire = missing_of(mds, num_packets, [])[1]
-    lost = data.draw(st.sets(st.integers(0, on_wire - 1))) if on_wire else set()
-    assert missing_of(mds, num_packets, lost) == missing_of(xor, num_packets, lost)
-
-
 # Protected packets
 
 PACKETS, LOSS_RATE = 200, 0.3
@@ -319,25 +298,3 @@ def test_without_losses_it_sends_nothing_more() -> None:
     assert sent_over_a_link("protect(0.1)", 0.0)[1]["extra"] == 0
     padded = sent_over_a_link("protect(0.1) + hadamard(128)", 0.0)[1]["packets"]
     assert padded == 20 + 3 * 128 / 2, "180 packets of 2 elements make blocks of 128; protected ones travel as they are"
-
-
-def test_a_link_that_delivers_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"repair = 'protect\(0.1\)'"):
-        sent_over_a_link("protect(0.1)", 1.0)
-
-
-def test_unprotected_energy_is_what_the_other_packets_hold() -> None:
-    squares = np.array([1.0, 90.0, 4.0, 5.0])
-    assert unprotected_energy(squares, Protect(0.25)) == pytest.approx(0.1)
-    assert unprotected_energy(np.ones(100), Protect(0.07)) == pytest.approx(0.93)
-
-
-def test_stages_of_a_chain() -> None:
-    chain = repair_named("protect(0.01) + fec(10, 8) + stale")
-    assert [str(chain.part(stage)) for stage in ("select", "deliver", "fill")] == [
-        "protect(0.01)",
-        "fec(10, 8, 1, 'mds')",
-        "stale",
-    ]
-    assert chain.remembers
-    assert repair_named(str(chain)) == chain

@@ -314,14 +314,6 @@ def test_without_losses_every_mode_equals_dense(mode, size, kind):
         assert_equals_dense(parallel(dense, 0.0, mode, size=size), dense, tiny_batch(kind, padded=padded))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("mode", "algorithm"), COMBINATIONS, ids=lambda value: value)
-def test_without_losses_every_algorithm_equals_dense(mode, algorithm):
-    dense = tiny_gpt2("classifier")
-    batch = tiny_batch("classifier", padded=True)
-    assert_equals_dense(parallel(dense, 0.0, mode, algorithm=algorithm), dense, batch)
-
-
 REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(5, 4)", "hadamard(8)", "retransmit(2)"]
 REPAIRS += ["protect(0.1)", "protect(0.1) + hadamard(8)", "protect(0.1) + stale", "fec(5, 4) + rescale"]
 REFUSED = [("sequence, lossy gather", "local"), ("exact adjoint", "local")]  # see test_lossy_network.py

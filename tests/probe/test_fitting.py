@@ -219,13 +219,6 @@ def test_many_flows_get_fewer_simulations():
     assert [num_simulations([bits("0")] * flows) for flows in (1, 600, 5000)] == [99, 33, 19]
 
 
-def test_every_simulation_is_watched():
-    watched = []
-    flows = [bits("0010")]
-    assert goodness(fit_family(FAMILIES["Bernoulli"], flows), flows, watch=lambda: watched.append(1)).simulations == 99
-    assert len(watched) == 99
-
-
 def test_equal_flows_are_together_and_independent_ones_are_not():
     flow, other = recorded(TRUTHS["Gilbert-Elliott"], 20_000, 20_000)
     assert correlation_between([flow, flow]) == pytest.approx(1)

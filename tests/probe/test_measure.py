@@ -121,20 +121,6 @@ def test_a_way_back_that_takes_no_packets_leaves_an_incomplete_trace(monkeypatch
         assert {number: flow.num_packets for number, flow in trace.flows.items()} == {0: 200}
 
 
-@pytest.mark.slow
-def test_no_more_bytes_come_back_than_went_out(wire: Callable) -> None:
-    back_too = iter(np.random.default_rng(0).random(10**6) < 0.1)
-    wire(lambda sequence, send: None if next(back_too) else send())  # both directions lose
-    plan = Plan(packets=3000, packet_bytes=100, rate_packets_per_s=FAST, both_directions=True)
-    with served() as receiver:
-        trace, _ = measure(plan, HOST, receiver.port)
-    there, back = trace.flows[0], trace.flows[1]
-    assert there.num_packets == 3000
-    assert back.num_packets <= 3000 - there.lost.sum()
-    assert back.num_packets > 2000
-    assert 0.05 < back.lost.mean() < 0.15
-
-
 def test_progress_is_reported() -> None:
     seen: list[tuple[int, int]] = []
     plan = Plan(packets=2000, packet_bytes=100, rate_packets_per_s=4000.0)
@@ -217,19 +203,6 @@ def test_nobody_there_is_an_error() -> None:
         measure(Plan(packets=1), HOST, 9)
 
 
-def test_a_server_of_something_else_is_an_error() -> None:
-    with socket.create_server((HOST, 0)) as server:
-
-        def run() -> None:
-            with server.accept()[0] as connection:
-                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-                connection.recv(1000)
-
-        threading.Thread(target=run, daemon=True).start()
-        with pytest.raises(ValueError, match="did not start a measurement: it sent something other than"):
-            measure(Plan(packets=1), HOST, server.getsockname()[1])
-
-
 Sent = list[tuple[float, bytes, int]]
 
 
@@ -288,17 +261,6 @@ def test_packets_of_a_burst_leave_together(sent: Sent, monkeypatch: pytest.Monke
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     run(Plan(packets=8, rate_packets_per_s=100.0, burst_packets=4))
     assert [at for at, _, _ in sent] == pytest.approx([0.0] * 4 + [0.04] * 4)
-
-
-def test_a_sender_stops_when_asked() -> None:
-    with udp_socket("127.0.0.1") as opened:
-        route = Route(opened, opened.getsockname(), bytes(8))
-        sender = Sender(Plan(packets=10**6, rate_packets_per_s=100.0), lambda flow: route)
-        sender.start()
-        time.sleep(0.1)
-        sender.stop()
-    assert not sender.is_alive()
-    assert 0 < sender.counts[0] < 10**5
 
 
 def test_a_sender_that_may_not_send_waits(sent: Sent) -> None:
@@ -375,17 +337,6 @@ def test_strangers_who_say_nothing_cost_the_next_partner_nothing(monkeypatch: py
             ended(partner)
         assert receiver.only().trace.flows[0].num_packets == 10
         assert "no measurement with 127.0.0.1: it was silent for too long" in receiver.said
-
-
-def test_what_a_partner_speaks_is_shown_in_short() -> None:
-    with served() as receiver:
-        with socket.create_connection((HOST, receiver.port)) as connection:
-            Control(connection, PATIENCE_S).send({"kind": "hello", "protocol": "\x1b[2J" * 1000})
-            assert b"lossyprobe 1" in connection.recv(1000)
-        with greeted(receiver.port, replace(PLAN, packets=1)):
-            pass
-        receiver.only()
-    assert all(line.isprintable() and len(line) < 400 for line in receiver.said)
 
 
 def test_a_connection_that_is_reset_costs_the_next_partner_nothing() -> None:
@@ -532,12 +483,6 @@ def test_a_summary_says_what_was_measured() -> None:
     assert "clocks differ" in text
     assert "2 of the lost packets reached a machine that was too slow" in text
     assert "WARNING" not in text
-
-
-def test_an_imported_trace_that_lost_most_packets_is_doubted() -> None:
-    lost = np.array([True, True, False])
-    assert [line for line in summary_lines(ProbeTrace(flows={0: FlowTrace(lost=lost)})) if "WARNING: 66.7%" in line]
-    assert not [line for line in summary_lines(ProbeTrace(flows={0: FlowTrace(lost=~lost)})) if "WARNING" in line]
 
 
 def test_names_from_a_file_reach_the_terminal_without_escapes() -> None:

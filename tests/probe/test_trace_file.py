@@ -9,7 +9,6 @@ import pyarrow.parquet
 import pytest
 
 from lossyprobe.trace_file import FATES, SETTINGS, FlowTrace, ProbeTrace, read_trace, write_trace
-from lossytp.network import Trace
 from lossytp.network.traces import METADATA
 
 
@@ -63,10 +62,6 @@ def test_columns_have_the_documented_types(trace: ProbeTrace, tmp_path: Path) ->
 def test_an_empty_trace_is_written_and_read(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.parquet", ProbeTrace(flows={}))
     assert read_trace(tmp_path / "trace.parquet").flows == {}
-
-
-def test_a_flow_replays_its_losses(trace: ProbeTrace) -> None:
-    assert trace.flows[0].losses() == Trace(lost=[1], num_packets=4)
 
 
 def test_a_column_of_another_length_is_refused() -> None:

@@ -1,6 +1,5 @@
 """Records as tables, the seeds that have all their arms, and what runs lost and sent."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -13,14 +12,10 @@ from lossytp.training.record import read_record, write_record
 from paper.build import joined
 from paper.comparisons import (
     complete_seeds,
-    json_rows,
     loss_rate_of,
-    mean_by_arm,
     speed_and_traffic,
-    traffic_costs,
     unlearned_trainings,
 )
-from paper.robustness import copy_spreads, stream_distances
 
 
 def test_tidy_has_a_row_a_record_in_their_order_without_seconds(study):
@@ -150,12 +145,6 @@ def test_complete_seeds_does_not_require_a_training_that_does_not_learn(finished
     assert theirs == records[:2]
 
 
-def test_rows_are_json(study, curves):
-    table = curves(study).assign(value=float("inf"))
-    text = json.dumps(json_rows(table[["task", "seed", "value", "ge_config"]].head(1)), allow_nan=False)
-    assert json.loads(text) == [{"task": "docstrings", "seed": 0, "value": None, "ge_config": None}]
-
-
 def test_arms_share_the_runs_without_losses(study, curves):
     arms = curves(study)
     assert list(arms["arm"].unique()) == ["alone", "bursts"]
@@ -172,17 +161,6 @@ def test_pretraining_has_cross_entropies_and_no_accuracy(record):
 
 
 # What runs lost and sent, by hand
-
-
-def run(*, extra=0, lost=0, points=()):
-    """Return a record whose messages took 100 packets."""
-    traffic = {"packets": 100 + extra, "extra": extra, "lost": lost}
-    return {"network": {"training": traffic}, "timing": {"steps": 4}, "curves": {"eval": list(points)}}
-
-
-def test_shares_are_of_the_messages_own_packets():
-    assert traffic_costs(run(extra=25, lost=3)) == {"extra_packet_share": 0.25, "lost_a_step": 0.75}
-    assert traffic_costs(run(lost=10))["extra_packet_share"] == 0
 
 
 def measured(operations, **more):
@@ -219,18 +197,3 @@ def test_the_summary_has_speed_time_to_accuracy_and_collectives_by_direction_and
     sharded["network"]["training"]["messages"]["by_operation"] = calls
     row = speed_and_traffic([sharded]).iloc[0]
     assert (row["all_gather_called"], row["reduce_scatter_lossy"], row["reduce_scatter_lost"]) == (2, 0, 1)
-
-
-def test_means_are_over_the_runs_of_an_arm():
-    table = pd.DataFrame({"task": "t", "arm": ["a", "a", "b"], "loss_rate": 0.1}, index=[4, 7, 9])
-    means = mean_by_arm(table, [{"x": 1.0}, {"x": 3.0}, {"x": 5.0}])
-    assert means.set_index("arm")["x"].to_dict() == {"a": 2.0, "b": 5.0}
-
-
-def test_distances_are_one_row_a_layer_and_runs_of_one_stream_have_none():
-    apart = {"step": 5, "stream_distance": [0.1, 0.2], "replica_drift": 0.3}
-    runs = [run(points=[apart]), run(points=[{"step": 5, "stream_distance": None, "replica_drift": 0.0}])]
-    table = pd.DataFrame({"task": "t", "arm": ["own", "one"], "seed": 0})
-    streams, copies = stream_distances(table, runs), copy_spreads(table, runs)
-    assert streams[["arm", "step", "layer", "distance"]].values.tolist() == [["own", 5, 1, 0.1], ["own", 5, 2, 0.2]]
-    assert copies[["arm", "spread"]].values.tolist() == [["own", 0.3]]

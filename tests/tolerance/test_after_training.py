@@ -87,20 +87,6 @@ def test_rows_of_an_earlier_run_in_the_same_folder_are_not_kept(in_a_clone):
         train_and_measure(config(run), loss_rate=0.3, repairs=REPAIRS, known=table.assign(clean=table["clean"] + 0.1))
 
 
-def test_rows_of_a_run_without_a_record_are_measured_again(tmp_path):
-    found = train_and_measure(config(tmp_path / "run"), loss_rate=0.3, repairs=["zero"])
-    (tmp_path / "run" / "record.json").unlink()
-    known = found.assign(accuracy=-1.0)
-    again = train_and_measure(config(tmp_path / "run"), loss_rate=0.3, repairs=["zero"], known=known)
-    pd.testing.assert_frame_equal(again, found)
-
-
-def test_measurements_of_an_earlier_run_are_not_taken_for_this_ones(tmp_path):
-    (tmp_path / "strongest_packet.json").write_text('{"ratio": -1.0}')
-    table = train_and_measure(config(tmp_path), loss_rate=0.3, repairs=["zero"])
-    assert (table["strongest"] > 1).all()
-
-
 def test_a_run_that_saves_no_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match="save_model = False leaves no model to measure: set it to True"):
         train_and_measure(config(tmp_path, save_model=False), loss_rate=0.3, repairs=["zero"])
@@ -128,12 +114,3 @@ def test_the_notebook_writes_the_table_and_keeps_its_rows(asked, tmp_path):
         measured.unlink()  # results do not keep them
     execute(NOTEBOOK, tmp_path / "out.ipynb", values)
     assert file.read_bytes() == written
-
-
-def test_an_evaluation_is_over_the_network_with_its_repair(asked):
-    folder, _ = asked
-    for name, repair in (("zero", "zero"), ("retransmit-9", "retransmit(9)")):
-        evaluation = json.loads((folder / "run" / f"evaluated_at_0.3_{name}" / "evaluation.json").read_text())
-        assert (evaluation["config"]["repair"], evaluation["config"]["loss_rate"]) == (repair, 0.3)
-        network = evaluation["network"]
-        assert network["lost"] == pytest.approx(0.3 * network["packets"], rel=0.1)

@@ -9,7 +9,7 @@ import torch
 import lossytp as ltp
 from lossytp.tolerance.config import ToleranceConfig
 from lossytp.tolerance.measure import Account, Measurement
-from lossytp.tolerance.packets import Packet, chosen_in, search
+from lossytp.tolerance.packets import Packet, search
 from tests.tolerance.planted import MTU_BYTES, RANKS, TEXT, TOKENS, UNIT, WIDTH, save_planted
 
 BATCH = 8
@@ -140,9 +140,3 @@ def test_harm_that_needs_several_packets_is_told_apart():
     packets = [packet(layer, norm=100 - layer) for layer in range(8)]
     lose, _ = losing(lambda lost: 4.0 * ({6, 7} <= lost))
     assert search(packets, lose) == ([], [4.0], 1)
-
-
-def test_packets_are_chosen_by_message():
-    packets = [packet(3), packet(5, message=1)]
-    assert chosen_in(packets, 0) == {(3, "mlp"): {0: [3]}}
-    assert chosen_in(packets, 2) == {}

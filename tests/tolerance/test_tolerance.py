@@ -13,17 +13,8 @@ import lossytp as ltp
 from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.tolerance.__main__ import measure_and_print
-from lossytp.tolerance.config import Setup, ToleranceConfig, parts
-from lossytp.tolerance.measure import (
-    Account,
-    Lossless,
-    Measured,
-    Measurement,
-    Record,
-    Rises,
-    estimate_of,
-    measure,
-)
+from lossytp.tolerance.config import Setup, ToleranceConfig
+from lossytp.tolerance.measure import Account, Lossless, Measured, Measurement, Record, Rises, estimate_of, measure
 from lossytp.tolerance.packets import Found, Packet
 from lossytp.tolerance.report import budget, draw, lines, report_of, table
 from lossytp.training.folder import exclusive_run
@@ -259,10 +250,6 @@ def test_another_model_text_or_setting_is_not_mixed_in(text, tmp_path):
 def test_two_measurements_do_not_share_a_folder(text, tmp_path):
     with exclusive_run(str(tmp_path)), pytest.raises(ValueError, match="another run"):
         measure_and_print(settings(text, output_dir=str(tmp_path)))
-
-
-def test_lists_are_split_at_commas_outside_parentheses():
-    assert parts("zero, fec(10, 8),hadamard(64),") == ["zero", "fec(10, 8)", "hadamard(64)"]
 
 
 @pytest.mark.parametrize(

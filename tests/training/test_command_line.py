@@ -202,29 +202,6 @@ def test_a_plain_word_means_what_it_looks_like(text, value):
     assert type(found) is type(value)
 
 
-VALUES = {"text": ["010", "1:30", "null", "no", "1.0", "~", "", "<<", "="], "numbers": [1, 1e-5, 1e300, True, None]}
-
-
-@pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump])
-def test_dumped_values_are_read_back(write):
-    assert read_yaml(write(VALUES)) == VALUES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        *((text, "cannot be read as YAML") for text in ("{", "[" * 3000, "9" * 5000)),
-        *(("a: 1\nb: {c: 1, c: 2}", 'duplicate key "c"'), ("1: 1\n01: 2", "duplicate key")),
-    ],
-)
-def test_text_that_is_no_yaml_is_one_line(text, words):
-    with pytest.raises(ValueError, match=re.escape(words)) as error:
-        read_yaml(text)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 300
-
-
 @pytest.mark.parametrize("name", ["pipe", "/dev/zero", "."])
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

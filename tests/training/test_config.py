@@ -12,7 +12,7 @@ import pytest
 
 from lab import LabConfig
 from lossyprobe.commands import ImportConfig, ReportConfig
-from lossytp.network import Bernoulli, GilbertElliott, Scope
+from lossytp.network import Scope
 from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import Wire
 from lossytp.tolerance.config import ToleranceConfig
@@ -76,13 +76,6 @@ def test_links_that_are_not_named_lose_nothing():
     network = config.network.build()
     lossy = {link for link in itertools.product(range(-1, 4), repeat=2) if network.process(*link).loss_rate}
     assert lossy == {(0, -1), (2, -1), (-1, 3)}
-
-
-def test_processes():
-    assert TrainConfig(loss_rate=0.1).network.process() == Bernoulli(loss_rate=0.1)
-    bursty = TrainConfig(loss_type="g-e", loss_rate=0.1, mean_burst_packets=8.0).network.process()
-    assert bursty == GilbertElliott.from_loss_and_burst(loss_rate=0.1, mean_burst_packets=8)
-    assert TrainConfig(loss_type="g-e", ge_config="one").network.process_rate == pytest.approx(0.05)
 
 
 def test_zero_means_none_where_earlier_studies_wrote_it():
@@ -316,12 +309,6 @@ def test_records_mention_nodes_only_where_there_are_some():
     assert "ranks_per_node" not in TrainConfig().result_settings()
     assert TrainConfig(ranks_per_node=2).result_settings()["ranks_per_node"] == 2
     assert TrainConfig(ranks_per_node=2).differences(TrainConfig().result_settings()) == ["ranks_per_node"]
-
-
-def test_settings_that_differ_are_named_with_both_values():
-    config = TrainConfig(loss_rate=0.2)
-    assert config.compared(["loss_rate"], {"loss_rate": 0.1}) == "loss_rate = 0.1, not 0.2"
-    assert config.compared(["algorithm"], {}) == "no algorithm", "a record from before the setting existed"
 
 
 @pytest.mark.parametrize(

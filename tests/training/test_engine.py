@@ -50,15 +50,6 @@ def test_schedules_end_where_they_should():
     assert [factor(110, schedule) for schedule in SCHEDULES] == pytest.approx([0, 0, 1])
 
 
-def test_a_run_follows_its_schedule(toy, tmp_path):
-    curves = {}
-    for schedule in SCHEDULES:
-        record = run(toy(schedule=schedule, warmup_steps=2, output_dir=str(tmp_path / schedule)))
-        curves[schedule] = curve(record)
-    assert curves["linear"][:3] == curves["cosine"][:3] == curves["constant"][:3]
-    assert len({curve[-1] for curve in curves.values()}) == 3
-
-
 @pytest.mark.parametrize(
     "model", [tiny_gpt2, lambda: tiny("llama, biases"), lambda: tiny("qwen3"), lambda: tiny("olmo2")]
 )
@@ -222,14 +213,6 @@ def test_large_tensors_do_not_fault_their_pages_in_again():
     assert kept < returned / 10
 
 
-def test_runs_keep_freed_memory(monkeypatch):
-    called: list[bool] = []
-    monkeypatch.setattr(engine, "keep_freed_memory", lambda: called.append(True))
-    config = TrainConfig()
-    with connected_processes(config, config.layout(0, 1)):
-        assert called
-
-
 @pytest.mark.parametrize(
     ("precision", "factor", "error"),
     [("highest", 1.001, "1.0e-03"), ("highest", math.nan, "nan"), ("high", 1.1, "1.0e-01")],
@@ -292,10 +275,3 @@ def test_a_device_receives_its_shard_alone(processes, name):
     for share, freed in processes(2, moved_share, name):
         assert share < 0.75
         assert freed
-
-
-def test_virtual_ranks_are_moved_once():
-    config, dense = TrainConfig(tensor_parallel_size=2), tiny_gpt2("classifier", dtype=torch.float32)
-    with patch.object(torch.nn.Module, "to", autospec=True, side_effect=lambda module, *_: module) as to:
-        built = engine.Engine(config, dense, config.network.build(), Layout(2), torch.device("cpu"))
-    assert {id(call.args[0]) for call in to.call_args_list} == {id(built.module)}

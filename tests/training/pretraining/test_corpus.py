@@ -12,9 +12,8 @@ import torch
 
 from lossytp.training import corpus as corpora
 from lossytp.training.config import PretrainConfig
-from lossytp.training.corpus import BEGINNING, HELD_OUT_END, STDLIB, Position, corpus
+from lossytp.training.corpus import HELD_OUT_END, STDLIB, Position, corpus
 from lossytp.training.text import token_losses, training_text, validation_text
-from paper.damage import losses_by_block
 from tests.training.pretraining.documents import document, write
 
 
@@ -30,12 +29,6 @@ def taken(text, start, number):
 def test_documents_are_the_rows_of_all_files_in_order_and_whole_other_files(documents):
     texts = list(corpus(str(documents / "*"), split="train").texts())
     assert texts == [*(document(i) for i in range(40) if i != 30), "läst\n"]
-
-
-def test_passes_follow_each_other_without_end(documents):
-    text = corpus(str(documents / "*"), split="train")
-    once = list(text.texts())
-    assert taken(text, BEGINNING, 100) == (once * 3)[:100]
 
 
 def test_the_rest_is_the_same_from_any_position(documents):
@@ -274,15 +267,3 @@ def test_it_is_the_mean_over_ranks_of_each_tokens_own():
     for text in (0, 1):
         ranks = [by_hand(logits[rank, text], ids[text]) for rank in (0, 1)]
         assert found[text].tolist() == pytest.approx([(one + other) / 2 for one, other in zip(*ranks, strict=True)])
-
-
-def test_blocks_pass_one_by_one():
-    sizes = []
-
-    def model(input_ids, use_cache):
-        sizes.append(tuple(input_ids.shape))
-        return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 5))
-
-    found = losses_by_block(model, torch.zeros(3, 4, dtype=torch.long))
-    assert sizes == [(1, 4)] * 3
-    assert found == pytest.approx(torch.full((3, 3), torch.log(torch.tensor(5.0)).item()).numpy())

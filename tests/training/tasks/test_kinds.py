@@ -5,7 +5,6 @@ import re
 from unicodedata import normalize
 
 import pytest
-import yaml
 
 from lossytp.training.task_kinds import class_of, text_of
 from lossytp.training.tasks import (
@@ -18,7 +17,7 @@ from lossytp.training.tasks import (
     declared_task,
     read_declaration,
 )
-from tests.training.own_tasks import DECLARED, declare, flat_rows, write_rows
+from tests.training.own_tasks import DECLARED, declare, flat_rows
 
 NFC, NFD = (normalize(form, "é") for form in ("NFC", "NFD"))
 
@@ -182,14 +181,6 @@ def test_a_class_without_a_training_row_is_refused(values, labels, lacking):
     assert wrong.examples("test")
 
 
-def test_a_text_is_a_template_or_a_function():
-    row = {"text": "a ", "number": 3, "other": None}
-    assert text_of("<{text}{other}{number:>3}{{}}", row) == "<a   3{}"
-    assert text_of(lambda row: str(row["number"]), row) == "3"
-    with pytest.raises(KeyError, match="absent"):
-        text_of("{absent}", row)
-
-
 @pytest.mark.parametrize(
     ("value", "how"),
     [
@@ -245,16 +236,6 @@ def test_all_kinds_and_what_json_keeps_of_them(tmp_path, kind):
         "multiple choice": ((" yes", " no"), 0),
         "generation": ((" Which?",), ("green",)),
     }[kind]
-
-
-def test_numbers_are_names_of_classes_and_are_read_as_text(tmp_path):
-    for name, first in (("train", 0), ("test", 1)):
-        stars = [{"stars": i % 3 + 1, "price": 0.5 * i, "year": 1990 + i} for i in range(first, first + 6)]
-        write_rows(tmp_path / f"{name}.parquet", stars)
-    keys = {"train": "train.parquet", "test": "test.parquet", "body": "{year}: {price:.2f}", "label": "stars"}
-    (tmp_path / "stars.yaml").write_text(yaml.safe_dump({**keys, "labels": [1, 2, 3]}))
-    examples = declared_task(read_declaration(tmp_path / "stars.yaml"), str(tmp_path)).examples("train")
-    assert [(example.body, example.label) for example in examples[:2]] == [("1990: 0.00", 0), ("1991: 0.50", 1)]
 
 
 def test_single_values_stand_for_lists_and_the_file_names_the_task(tmp_path):
@@ -322,11 +303,6 @@ def test_a_declaration_that_a_record_holds_is_checked_without_its_files(tmp_path
         declared_task({**declaration, "label": None}, None)
     with pytest.raises(ValueError, match=r"^declaration of 'mine': kind = None"):
         declared_task({"name": "mine"}, None)
-
-
-def test_a_record_with_an_impossible_target_still_loads(tmp_path):
-    declaration = {**read_declaration(declare(tmp_path)), "targets": [2]}
-    assert declared_task(declaration, str(tmp_path)).targets == (2,)
 
 
 @pytest.mark.parametrize("words", ["[no, yes]", "[true, false]", "[01, 1e3]", "['NA', 'null']"])

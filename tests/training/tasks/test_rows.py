@@ -159,13 +159,6 @@ def test_no_hub_and_no_copy_is_one_line_that_says_where_it_looked(folder, monkey
     assert not datasets.config.HF_HUB_OFFLINE
 
 
-def test_the_error_says_if_asking_the_hub_is_forbidden(monkeypatch):
-    hub_at("http://127.0.0.1:9", monkeypatch)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="HF_HUB_OFFLINE forbids asking"):
-        Source(path="some/words").rows("train")
-
-
 @pytest.mark.slow
 def test_a_hub_that_is_silent_is_asked_once(folder, monkeypatch):
     asked = []
