@@ -64,8 +64,7 @@ def test_four_states_have_the_law_that_the_kernel_s_chain_reaches_from_state_1(p
     [
         (
             [Bernoulli(loss_rate=0), general(0.1, 0.2, 0, 0), FourState(0, 0.5, 0.5, 0.5), shared_losses(0, 0.5, 8)],
-            0,
-            0,
+            *(0, 0),
         ),
         ([Bernoulli(loss_rate=1), general(0.1, 0.2, 1, 1), FourState(0.01, 0), shared_losses(1, 0.5)], 1, math.inf),
     ],
@@ -155,8 +154,7 @@ def test_losses_stay_the_same_across_versions(name, key, packets, lost):
     ("process", "losses", "bytes_per_loss"),
     [
         (lambda packets: Bernoulli(loss_rate=1e6 / packets), 1e6, 40),
-        (lambda packets: simple(2e5 / packets, 1), 2e5, 100),
-        (lambda packets: simple(2e5 / packets, 8), 2e5, 60),
+        *((lambda packets: simple(2e5 / packets, 1), 2e5, 100), (lambda packets: simple(2e5 / packets, 8), 2e5, 60)),
         (lambda packets: simple(2e5 / packets, 100), 2e5, 60),
         (lambda packets: FourState(2e4 / packets, 0.2, 0.1, 0.3, 2e4 / packets), 1.2e5, 100),
     ],
@@ -228,8 +226,7 @@ def test_netem_takes_back_probabilities_that_add_up_to_one(p31):
     [
         *((loss, Bernoulli(loss_rate=0.01)) for loss in ("loss 1%", "loss random 1%", "loss 1", " loss   1.0% ")),
         *(("loss .5%", Bernoulli(loss_rate=0.005)), ("loss 1e-3%", Bernoulli(loss_rate=1e-5))),
-        ("loss gemodel 1%", general(0.01, 0.99, 1, 0)),
-        ("loss gemodel 1% 20%", general(0.01, 0.2, 1, 0)),
+        *(("loss gemodel 1%", general(0.01, 0.99, 1, 0)), ("loss gemodel 1% 20%", general(0.01, 0.2, 1, 0))),
         ("loss gemodel 1% 20% 70%", general(0.01, 0.2, 0.7, 0)),
         ("loss gemodel 1 20 70 0.1", general(0.01, 0.2, 0.7, 0.001)),
         ("loss state 1%", FourState(0.01, 0.99, 0, 1, 0)),

@@ -409,13 +409,10 @@ SETTINGS = [
 ]
 
 
-def test_processes_that_differ_are_described_in_different_lines_without_an_address():
+def test_equal_settings_are_described_alike_and_others_apart_without_an_address():
     lines = {process_described(process) for process in SETTINGS}
     assert len(lines) == len(SETTINGS)
     assert not any("\n" in line or "0x" in line for line in lines)
-
-
-def test_equal_settings_are_described_alike():
     half = Bernoulli(loss_rate=0.5), Bernoulli(loss_rate=np.float32(0.5))
     wires = Wire(mtu_bytes=1500), Wire(mtu_bytes=np.int64(1500))
     for one, other in (half, wires, (Bernoulli(loss_rate=0), NOTHING), (Scope(layers=(0, 2)), Scope(layers=[0, 2]))):
@@ -497,8 +494,7 @@ SHARDS = {"sequence_parallel": True}
     [
         ({"algorithm": "rings"}, "algorithm"),
         *(({"repair": repair}, "repair") for repair in ("magic", "hadamard(6)")),
-        ({"wire_dtype": "fp64"}, "wire_dtype"),
-        ({"control": "loud"}, "control"),
+        *(({"wire_dtype": "fp64"}, "wire_dtype"), ({"control": "loud"}, "control")),
         ({"repair": "local", "algorithm": "sender"}, "repair"),
         ({"repair": "local", "sequence_parallel": True, "reliable_gather": False}, "repair"),
         ({"repair": "local", "exact_adjoint": True}, "repair"),

@@ -32,10 +32,8 @@ from tests.network.loss_statistics import assert_within, batch_means, is_within,
     [
         *((kind.name, kind()) for kind in (Zero, Rescale, RescaleCounted, Stale, Local)),
         ("fec(10, 8)", Fec(n=10, k=8, depth=1, code="mds")),
-        ("fec(n=6, k=4, depth=3, code='xor')", Fec(6, 4, 3, "xor")),
-        ("hadamard", Hadamard(block=64)),
-        ("retransmit(2)", Retransmit(budget=2)),
-        ("protect(0.01, 'random')", Protect(share=0.01, by="random")),
+        *(("fec(n=6, k=4, depth=3, code='xor')", Fec(6, 4, 3, "xor")), ("hadamard", Hadamard(block=64))),
+        *(("retransmit(2)", Retransmit(budget=2)), ("protect(0.01, 'random')", Protect(share=0.01, by="random"))),
         ("retransmit(2)+stale", Chain((Retransmit(2), Stale()))),
         ("protect(0.1) + fec(10, 8) + rescale", Chain((Protect(0.1), Fec(10, 8), Rescale()))),
     ],
@@ -52,12 +50,10 @@ def test_repairs_are_found_by_name(text, repair):
         ("repair", ("fec(10, 8) + retransmit(1)", "stale + rescale", "protect(0.1) + local")),
         ("rescale_counted", ("protect(0.1) + rescale_counted",)),
         ("n", ("fec(8, 8)", "fec(10, 4, code='xor')", "fec(100000000000, 1)", "fec(10, 8, depth=100000)")),
-        ("depth", ("fec(10, 8, 0)",)),
-        ("code", ("fec(10, 8, code='ldpc')",)),
+        *(("depth", ("fec(10, 8, 0)",)), ("code", ("fec(10, 8, code='ldpc')",))),
         ("budget", ("retransmit", "retransmit(0)", "retransmit(1.5)", "retransmit(1000000000)")),
         ("block", ("hadamard(12)", "hadamard(1)", "hadamard(1048576)")),
-        ("share", ("protect(0)", "protect(1.0)", "protect('a')")),
-        ("by", ("protect(0.1, 'last')",)),
+        *(("share", ("protect(0)", "protect(1.0)", "protect('a')")), ("by", ("protect(0.1, 'last')",))),
     ],
 )
 def test_values_that_a_repair_cannot_take_are_refused(name, texts):
@@ -147,16 +143,10 @@ def over_bernoulli(repair, loss_rate, num_packets):
 @pytest.mark.parametrize(
     ("name", "num_packets", "extra_share"),
     [
-        ("zero", 4, 0),
-        ("retransmit(1)", 4, 0.2),
-        ("retransmit(3)", 4, 0.2 + 0.2**2 + 0.2**3),
-        ("fec(3, 2)", 2, 1 / 2),
-        ("fec(6, 4)", 4, 1 / 2),
-        ("fec(6, 4)", 12, 1 / 2),
-        ("fec(7, 4, depth=3)", 24, 3 / 4),
-        ("fec(6, 4, code='xor')", 4, 1 / 2),
-        ("fec(8, 5, code='xor')", 10, 3 / 5),
-        ("fec(8, 4, code='xor', depth=2)", 16, 1),
+        *(("zero", 4, 0), ("retransmit(1)", 4, 0.2), ("retransmit(3)", 4, 0.2 + 0.2**2 + 0.2**3)),
+        *(("fec(3, 2)", 2, 1 / 2), ("fec(6, 4)", 4, 1 / 2), ("fec(6, 4)", 12, 1 / 2)),
+        *(("fec(7, 4, depth=3)", 24, 3 / 4), ("fec(6, 4, code='xor')", 4, 1 / 2)),
+        *(("fec(8, 5, code='xor')", 10, 3 / 5), ("fec(8, 4, code='xor', depth=2)", 16, 1)),
     ],
 )
 def test_what_is_missing_and_what_is_sent_beyond_are_as_stated(name, num_packets, extra_share):

@@ -28,8 +28,7 @@ def test_the_default_packet_carries_1456_bytes_of_payload(itemsize, elements):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("mtu_bytes", (51, 0, 1500.5, float("nan"), "1500", None, 2**66)),
-        ("header_bytes", ("44", 0.5, -1)),
+        *(("mtu_bytes", (51, 0, 1500.5, float("nan"), "1500", None, 2**66)), ("header_bytes", ("44", 0.5, -1))),
         ("elements", (0, -1, 1.5, True, 2**66)),
     ],
 )
@@ -177,9 +176,7 @@ def test_a_repair_s_packets_are_on_the_wire_and_counted():
     """Two packets of the message and one of parity; sent again twice; half a block of padding."""
     hops = (Hop(0, 1, 0, 4, positions=(0,)),)
     for repair, packets, lost, extra, lacks in (
-        ("zero", 2, 2, 0, [0, 1]),
-        ("fec(3, 2)", 3, 3, 1, [0, 1]),
-        ("retransmit(2)", 6, 6, 4, [0, 1]),
+        *(("zero", 2, 2, 0, [0, 1]), ("fec(3, 2)", 3, 3, 1, [0, 1]), ("retransmit(2)", 6, 6, 4, [0, 1])),
     ):
         network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
         assert packets_of(network.send(hops, 4, repair=repair_named(repair))) == [lacks]

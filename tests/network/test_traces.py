@@ -192,8 +192,7 @@ def test_what_is_no_file_is_refused(path):
 @pytest.mark.parametrize(
     ("lost", "num_packets", "name"),
     [
-        ([], 0, "num_packets"),
-        ([3], 10.5, "num_packets"),
+        *(([], 0, "num_packets"), ([3], 10.5, "num_packets")),
         *((lost, 5, "lost") for lost in ([3, 1], [1, 1], [-1], [0.5], [[1]], [True, False], "abc", None, [math.nan])),
         ([1, 5], 5, "num_packets"),
     ],
@@ -235,10 +234,8 @@ def test_measured_forms_of_known_laws():
 @pytest.mark.parametrize(
     "function",
     [
-        lambda packets, uniforms: True,
-        lambda packets, uniforms: uniforms,
-        lambda packets, uniforms: np.flatnonzero(uniforms < 2)[:3],
-        lambda packets, uniforms: uniforms[:500] < 0.1,
+        *(lambda packets, uniforms: True, lambda packets, uniforms: uniforms),
+        *(lambda packets, uniforms: np.flatnonzero(uniforms < 2)[:3], lambda packets, uniforms: uniforms[:500] < 0.1),
     ],
 )
 def test_a_function_that_gives_no_bool_for_each_packet_is_refused(function):
@@ -311,17 +308,13 @@ def test_what_is_given_fills_in_what_the_text_leaves_open(registry):
 @pytest.mark.parametrize(
     ("text", "given", "word"),
     [
-        ("burst", {}, "ber, g-e, correlated, four_state"),
-        ("four_state(0.1", {}, "loss_type"),
-        ("four_state", {}, "four_state takes p13: float, p31: float"),
-        ("four_state(0.1, 0.2, p41=1)", {}, "p41"),
-        ("four_state(0.1, 2)", {}, "p31 = 2"),
-        ("correlated(shared=0.5)", {}, "loss_rate"),
+        *(("burst", {}, "ber, g-e, correlated, four_state"), ("four_state(0.1", {}, "loss_type")),
+        *(("four_state", {}, "four_state takes p13: float, p31: float"), ("four_state(0.1, 0.2, p41=1)", {}, "p41")),
+        *(("four_state(0.1, 2)", {}, "p31 = 2"), ("correlated(shared=0.5)", {}, "loss_rate")),
         ("trace('drops.txt')", {"loss_rate": 0.1}, "loss_rate = 0.1 does not apply to"),
         ("correlated(0.5)", {"loss_rate": 0.1}, "positional"),
         ("ber(loss_rate=0.2)", {"loss_rate": 0.1}, "loss_rate = 0.1 is given twice"),
-        ("trace('nowhere.npy')", {}, "nowhere.npy"),
-        ("netem('loss')", {}, "netem"),
+        *(("trace('nowhere.npy')", {}, "nowhere.npy"), ("netem('loss')", {}, "netem")),
     ],
 )
 def test_what_does_not_go_is_refused(text, given, word):

@@ -466,9 +466,7 @@ def test_within_reliable_nothing_is_lost_scaled_or_counted():
 @pytest.mark.parametrize(
     ("comm", "name"),
     [
-        ({"algorithm": "rings"}, "algorithm"),
-        ({"repair": "fec(8)"}, "repair"),
-        ({"repair": "stale"}, "repair"),
+        *(({"algorithm": "rings"}, "algorithm"), ({"repair": "fec(8)"}, "repair"), ({"repair": "stale"}, "repair")),
         ({"sequence_parallel": True}, "sequence_parallel"),
     ],
 )

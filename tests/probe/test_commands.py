@@ -29,22 +29,19 @@ def probe(*words: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_help_lists_the_commands() -> None:
+def test_help_lists_the_commands_and_an_unknown_one_is_refused_in_one_line() -> None:
     done = probe()
     assert done.returncode == 0
     assert all(command in done.stdout for command in COMMANDS)
+    done = probe("sned")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: command = 'sned' is unknown: choose one of {', '.join(COMMANDS)}\n"
 
 
 def test_a_measurement_that_fails_leaves_no_folder(tmp_path: Path) -> None:
     with held_port() as port, pytest.raises(ValueError, match="receive"):
         commands.send([HOST, "--port", str(port), "--output_dir", str(tmp_path / "new")])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_command_is_refused_in_one_line() -> None:
-    done = probe("sned")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: command = 'sned' is unknown: choose one of {', '.join(COMMANDS)}\n"
 
 
 def test_a_measurement_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -80,10 +77,8 @@ def test_a_trace_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypat
     ("words", "message"),
     [
         (["--rate", "10000"], "120 Mbit/s, above max_mbits = 100: send slower, or raise max_mbits"),
-        (["--packet_bytes", "43"], "packet_bytes = 43 is below 44"),
-        (["--packets", "0"], "packets = 0 is below 1"),
-        (["--port", "65536"], "port = 65536 is not below 65536"),
-        (["--pakets", "1"], "pakets"),
+        *((["--packet_bytes", "43"], "packet_bytes = 43 is below 44"), (["--packets", "0"], "packets = 0 is below 1")),
+        *((["--port", "65536"], "port = 65536 is not below 65536"), (["--pakets", "1"], "pakets")),
         (["here", "there"], "there"),
     ],
 )
@@ -133,14 +128,10 @@ def test_prints_the_chosen_fit_as_netem_and_as_a_loss_type(tmp_path, capsys):
     assert "at the same time" not in lines
 
 
-def test_says_when_flows_lose_together(tmp_path, capsys):
+def test_says_when_flows_lose_together_and_when_no_family_describes_the_trace(tmp_path, capsys):
     lost = simulated(5_000, 1)
     commands.fit_trace([str(trace_file(tmp_path, lost, lost))])
     assert "flows lose packets at the same time (correlation 1.00)" in capsys.readouterr().out
-
-
-def test_says_when_no_family_describes_the_trace(tmp_path, capsys):
-    """Bursts of exactly 7 packets every 100."""
     commands.fit_trace([str(trace_file(tmp_path, ([0] * 93 + [1] * 7) * 100))])
     assert "the fit does not describe the trace: replay the trace itself" in capsys.readouterr().out
 
@@ -223,8 +214,7 @@ def test_writes_a_trace_and_says_what_is_in_it(tmp_path, capsys, monkeypatch):
         "imported from losses.csv, column lost with 1 for a loss: 2 flows, 3 packets, 1 lost; see losses.parquet\n"
     )
     assert [flow.lost.tolist() for flow in read_trace(tmp_path / "losses.parquet").flows.values()] == [
-        [True, False],
-        [False],
+        *([True, False], [False]),
     ]
 
 

@@ -72,12 +72,9 @@ def test_every_notebook_takes_its_defaults_and_refuses_unknown_names_and_other_k
     ("given", "fault"),
     [
         ({"rates": "[1, x]"}, "rates = 'x' is of the wrong type"),
-        ({"rates": "[1"}, "rates = '[1' is of the wrong type"),
-        ({"count": None}, None),
-        ({"count": 1.5}, "count = 1.5 is of the wrong type"),
-        ({"rate": None}, "rate = None is of the wrong type"),
-        ({"rate": True}, "rate = True is of the wrong type"),
-        ({"rate": 1}, None),
+        *(({"rates": "[1"}, "rates = '[1' is of the wrong type"), ({"count": None}, None)),
+        *(({"count": 1.5}, "count = 1.5 is of the wrong type"), ({"rate": None}, "rate = None is of the wrong type")),
+        *(({"rate": True}, "rate = True is of the wrong type"), ({"rate": 1}, None)),
     ],
 )
 def test_none_is_allowed_where_it_is_the_default_and_elements_have_kinds(shell, given, fault):

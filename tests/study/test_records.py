@@ -45,22 +45,19 @@ def test_the_committed_summary_has_the_columns_of_todays_table():
     assert places == sorted(places), "./run_all.sh figures would write another table"
 
 
-def test_a_setting_that_no_record_has_is_no_column(record):
+def test_tidy_has_no_column_that_no_record_has_and_refuses_a_second_record_of_a_seed(record):
     old, new = record(loss_rate=0.1, seed=0, accuracy=0.5), record(loss_rate=0.1, seed=1, accuracy=0.5)
     old["newer_settings"] = ["mtu_bytes"]
     assert "mtu_bytes" not in tidy([old])
     assert "mtu_bytes" in tidy([old, new])
+    with pytest.raises(ValueError, match=r"seed 3 at ber 0\.1 has two records"):
+        tidy([record(loss_rate=0.1, seed=3, accuracy=0.5), record(loss_rate=0.1, seed=3, accuracy=0.6)])
 
 
 def test_an_experiment_without_runs_changes_no_other_ones_table(record):
     table = tidy([record(loss_rate=0.1, seed=3, accuracy=0.5)])
     both = joined({"done": table, "planned": tidy([])})
     assert both.to_csv(index=False) == table.assign(experiment="done").to_csv(index=False)
-
-
-def test_copies_of_a_run_are_no_second_seed(record):
-    with pytest.raises(ValueError, match=r"seed 3 at ber 0\.1 has two records"):
-        tidy([record(loss_rate=0.1, seed=3, accuracy=0.5), record(loss_rate=0.1, seed=3, accuracy=0.6)])
 
 
 @pytest.fixture
@@ -143,12 +140,6 @@ def test_complete_seeds_does_not_require_a_training_that_does_not_learn(finished
     whole, theirs = complete_seeds(experiment, table, records, unlearned_trainings(table))
     assert whole["arm"].tolist() == ["no loss", "lossy"]
     assert theirs == records[:2]
-
-
-def test_arms_share_the_runs_without_losses(study, curves):
-    arms = curves(study)
-    assert list(arms["arm"].unique()) == ["alone", "bursts"]
-    assert (arms.groupby("arm").size() == 9).all()
 
 
 def test_pretraining_has_cross_entropies_and_no_accuracy(record):

@@ -11,16 +11,13 @@ from paper.comparisons import holm
 RATES = np.array([0, 0.01, 0.02, 0.05, 0.1, 0.2])
 
 
-def test_t_interval_is_students():
+def test_t_interval_is_students_and_covers():
     values = np.array([0.5, 0.6, 0.8, 0.55])
     expected = stats.t.interval(0.95, 3, values.mean(), values.std(ddof=1) / 2)
     assert t_interval(values)[1:] == pytest.approx(expected)
     assert t_interval(np.array([0.5])) == (0.5, -math.inf, math.inf)
     assert t_interval(values).standard_error(4) == pytest.approx(stats.sem(values))
     assert math.isnan(t_interval(values[:1]).standard_error(1))
-
-
-def test_t_interval_covers():
     samples = np.random.default_rng(0).normal(size=(2000, 3))
     intervals = [t_interval(sample) for sample in samples]
     covered = [interval.low <= 0 <= interval.high for interval in intervals]
@@ -49,13 +46,10 @@ def test_a_crossed_interval_covers_other_seeds_and_other_examples(seed, example,
     assert covered / studies > 0.95 - 4 * math.sqrt(0.95 * 0.05 / studies)
 
 
-def test_holm_by_hand():
+def test_holm_by_hand_and_in_one_of_twenty_studies():
     assert holm(np.array([0.01, 0.04, 0.03, 0.005])).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm(np.array([0.9, 0.8])).tolist() == [1, 1]
     assert holm(np.array([])).tolist() == []
-
-
-def test_holm_errs_in_one_of_twenty_studies():
     draws = np.random.default_rng(0).uniform(size=(4000, 6))
     false = np.mean([holm(study).min() < 0.05 for study in draws])
     assert 0.04 < false < 0.06

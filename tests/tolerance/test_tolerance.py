@@ -270,8 +270,7 @@ def test_two_measurements_do_not_share_a_folder(text, tmp_path):
         ({"phases": ","}, "phases = ',' is empty: give one, such as reduce"),
         ({"tensor_parallel_size": 1}, "tensor_parallel_size = 1 is below 2"),
         ({"max_draws": 2, "min_draws": 3}, "max_draws = 2 is below min_draws = 3: give at least as many"),
-        ({"block_size": 1}, "block_size = 1 is below 2"),
-        ({"blocks": 1}, "blocks = 1 is below 2"),
+        *(({"block_size": 1}, "block_size = 1 is below 2"), ({"blocks": 1}, "blocks = 1 is below 2")),
         ({"batch_size": 0}, "batch_size = 0 is below 1"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size = 3 does not divide"),
     ],
@@ -296,14 +295,7 @@ def test_the_command_prints_a_screen_and_refuses_in_one_line(text, tmp_path):
     words = [sys.executable, "-m", "lossytp.tolerance", "--block_size", "32", "--blocks", "4", "--precision", "9"]
     mine = [
         *words,
-        "--output_dir",
-        str(tmp_path / "out"),
-        "--text",
-        str(text),
-        "--phases",
-        "reduce,both",
-        "--repairs",
-        "stale",
+        *("--output_dir", str(tmp_path / "out"), "--text", str(text), "--phases", "reduce,both", "--repairs", "stale"),
     ]
     outputs = [subprocess.run(mine, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert outputs[0] == outputs[1]

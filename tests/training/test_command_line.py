@@ -42,8 +42,7 @@ def test_flags_of_the_earlier_study_with_dashes_and_underscores_alike():
         ("checkpoint_steps: null\nmax_samples: null\n", [], {"checkpoint_steps": None}),  # whose default is a number
         ("reliable_gather: false\nrepair: rescale\n", ["--reliable-gather"], {"repair": "rescale"}),
         (  # which the file alone would not allow
-            "loss_type: g-e\nloss_rate: 0.05\n",
-            ["--mean_burst_packets", "8"],
+            *("loss_type: g-e\nloss_rate: 0.05\n", ["--mean_burst_packets", "8"]),
             {"loss_type": "g-e", "loss_rate": 0.05, "mean_burst_packets": 8.0},
         ),
     ],
@@ -62,10 +61,8 @@ def test_flags_come_on_top_of_a_yaml_file(given, text, flags, expected):
         *(([flag], f"{flag} has no value") for flag in ("--max_steps", "--config")),
         (["--config", "missing.yaml"], "missing.yaml"),
         *((words, f"{words[-1]} belongs to no flag") for words in (["stray"], ["--reliable_gather", "False"])),
-        (["--lossy_layers", "5:2"], "or 0:2 as a flag"),
-        (["--model_name", "nano"], "choose one of gpt2-nano"),
-        (["--save-model=yes"], "--save_model is a switch"),
-        (["--patience", "1.5"], "patience = '1.5'"),
+        *((["--lossy_layers", "5:2"], "or 0:2 as a flag"), (["--model_name", "nano"], "choose one of gpt2-nano")),
+        *((["--save-model=yes"], "--save_model is a switch"), (["--patience", "1.5"], "patience = '1.5'")),
         *(([flag, "1"], f"{flag} is not supported: ") for flag in ("--link_gbits", "--transport")),
     ],
 )
@@ -114,8 +111,7 @@ def test_a_value_of_the_file_that_looks_like_a_flag_is_a_value(given, prompt):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("bf16: no", "bf16 = 'no' is of the wrong type"),
-        ("seed: 1:30", "seed = '1:30' is of the wrong type"),
+        *(("bf16: no", "bf16 = 'no' is of the wrong type"), ("seed: 1:30", "seed = '1:30' is of the wrong type")),
         ("loss_rate: 0.1\nseed: 1\nloss_rate: 0.2", "run.yaml: cannot be read as YAML (found duplicate key"),
         ("seed: 1\nmax_steps: [1\nloss_rate: 0.2", "but got ':'): mend line 3"),
         ("- 1", "run.yaml holds no parameters"),

@@ -83,14 +83,11 @@ def test_zero_means_none_where_earlier_studies_wrote_it():
     assert PretrainConfig(gradient_clipping=0).optimizer.gradient_clipping is None
 
 
-def test_a_budget_of_tokens_is_that_many_blocks():
+def test_a_budget_of_tokens_is_that_many_blocks_of_up_to_4096():
     config = PretrainConfig(model_name="gpt2", block_size=1024, tokens_per_step=524288, microbatch_size=8)
     assert (config.optimizer.batch_size, config.microbatches) == (512, 64)
     assert PretrainConfig(**config.as_dict()) == config
     assert config.replace(data_parallel_size=4).microbatches == 16
-
-
-def test_shapes_from_scratch_take_blocks_of_up_to_4096_tokens():
     for name in ("gpt2-nano", "gpt2-nano-scratch", "gpt2", "llama-nano", "llama-124m"):
         assert PretrainConfig(model_name=name, block_size=4096, tensor_parallel_size=2).microbatches == 16
 
@@ -113,23 +110,17 @@ def test_the_output_folder_is_expanded(monkeypatch, tmp_path):
         *(({name: -1}, name) for name in ("warmup_steps", "max_samples", "unfreeze_last_layers", "learning_rate")),
         *(({"gradient_clipping": value}, "gradient_clipping") for value in (-1.0, float("nan"), float("inf"))),
         *(({"dropout": value}, "dropout") for value in (1.0, -0.1)),
-        ({"bf16": 1}, "bf16"),
-        ({"seed": 8.0}, "seed = 8.0"),
-        ({"output_dir": 2024}, "output_dir = 2024"),
+        *(({"bf16": 1}, "bf16"), ({"seed": 8.0}, "seed = 8.0"), ({"output_dir": 2024}, "output_dir = 2024")),
         *(({name: "x"}, name) for name in ("schedule", "implementation", "data_parallel_type", "algorithm", "repair")),
-        ({"dataset": "sst3"}, "dataset = 'sst3'"),
-        ({"model_name": "gpt5"}, "model_name = 'gpt5'"),
-        ({"model_name": "output/none/best"}, "does not exist"),
-        ({"max_length": 129}, "max_length"),
-        ({"mtu_bytes": 40}, "mtu_bytes"),
-        ({"loss_type": "burst"}, "loss_type"),
+        *(({"dataset": "sst3"}, "dataset = 'sst3'"), ({"model_name": "gpt5"}, "model_name = 'gpt5'")),
+        *(({"model_name": "output/none/best"}, "does not exist"), ({"max_length": 129}, "max_length")),
+        *(({"mtu_bytes": 40}, "mtu_bytes"), ({"loss_type": "burst"}, "loss_type")),
         *((how, "mean_burst_packets") for how in ({"loss_type": "g-e"}, {"mean_burst_packets": 8.0})),
         ({"loss_type": "g-e", "loss_rate": 0.8, "mean_burst_packets": 2.0}, "mean_burst_packets"),
         ({"loss_type": "g-e", "ge_config": "nope"}, "ge_config"),
         ({"loss_type": "g-e", "ge_config": "one", "loss_rate": 0.1}, "leave out loss_rate"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size"),
-        ({"tensor_parallel_size": 1, "loss_rate": 0.1}, "loss_rate = 0.1"),
-        ({"bf16": True, "fp16": True}, "fp16"),
+        *(({"tensor_parallel_size": 1, "loss_rate": 0.1}, "loss_rate = 0.1"), ({"bf16": True, "fp16": True}, "fp16")),
         ({"target_accuracy": 1.5, "eval_steps": 5}, "target_accuracy"),
         *((how, "eval_steps") for how in ({"target_accuracy": 0.5}, {"patience": 2})),
         ({"warmup_steps": 31, "max_steps": 30}, "warmup_steps"),
@@ -166,17 +157,13 @@ def test_fine_tuning_refuses(values, name):
 @pytest.mark.parametrize(
     ("values", "name"),
     [
-        ({"block_size": 1}, "block_size"),
-        ({"model_name": NANO, "block_size": 129}, "128 positions"),
-        ({"model_name": "a" * 600}, "model_name"),
-        ({"min_learning_rate": 1e38}, "min_learning_rate"),
+        *(({"block_size": 1}, "block_size"), ({"model_name": NANO, "block_size": 129}, "128 positions")),
+        *(({"model_name": "a" * 600}, "model_name"), ({"min_learning_rate": 1e38}, "min_learning_rate")),
         ({"learning_rate": 5e-5}, "min_learning_rate"),
         ({"dataset": "shakespeare", "data_glob": "*.txt"}, "data_glob"),
         ({"tokens_per_step": 1000}, "tokens_per_step"),
-        ({"tokens_per_step": 1280, "batch_size": 9}, "batch_size = 9"),
-        ({"data_parallel_size": 3}, "batch_size"),
-        (PIPELINE, "a pipeline"),
-        ({"loss_rate": 0.1}, "loss_rate"),
+        *(({"tokens_per_step": 1280, "batch_size": 9}, "batch_size = 9"), ({"data_parallel_size": 3}, "batch_size")),
+        *((PIPELINE, "a pipeline"), ({"loss_rate": 0.1}, "loss_rate")),
         ({"warmup_steps": 9, "total_steps": 8}, "warmup_steps"),
         *(({"deferred_init": True, **how}, "deferred_init") for how in ({}, {"data_parallel_size": 2})),
         *(
@@ -214,8 +201,7 @@ def test_no_text_is_empty_or_has_bytes_that_are_no_text(kind, name):
     [
         {"data_parallel_size": 2, "fp16": True, "batch_size": 6},  # only a pipeline scales no loss, or cuts batches
         {"pipeline_parallel_size": 4, "pipeline_microbatches": 2},
-        {**PIPELINE, "pipeline_schedule": "1f1b", "pipeline_microbatches": 2},
-        {**PIPELINE, "bf16": True},
+        *({**PIPELINE, "pipeline_schedule": "1f1b", "pipeline_microbatches": 2}, {**PIPELINE, "bf16": True}),
         {"implementation": "dtensor", "bf16": True, "data_parallel_size": 2, "data_parallel_type": "fsdp"},
         {"implementation": "megatron", "data_parallel_size": 2},
         {"implementation": "dtensor", "data_parallel_size": 2, "tensor_parallel_size": 1, "fp16": True},
@@ -242,10 +228,7 @@ def test_a_folder_of_a_declaration_without_one_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "world_size", "needed"),
     [
-        ({}, 3, 4),
-        ({"data_parallel_size": 2}, 1, 2),
-        (PIPELINE, 3, 2),
-        ({"implementation": "dtensor"}, 1, 4),
+        *(({}, 3, 4), ({"data_parallel_size": 2}, 1, 2), (PIPELINE, 3, 2), ({"implementation": "dtensor"}, 1, 4)),
         ({"implementation": "megatron", "data_parallel_size": 2}, 2, 8),
         ({"ranks_per_node": 4, "data_parallel_size": 2}, 2, 8),  # process 1 is on node 1, but its number is not rank 4
         ({**OWN, "replicated_gradients": "none", **FSDP}, 2, 8),  # virtual ranks' copies are not sharded
@@ -270,11 +253,9 @@ def over(monkeypatch):
 
 def test_without_a_number_of_ranks_each_process_that_replicas_leave_is_one(over):
     for values, processes, ranks in (
-        ({}, 1, 1),
-        ({"loss_rate": 0.1}, 2, 2),
+        *(({}, 1, 1), ({"loss_rate": 0.1}, 2, 2)),
         ({"enable_loss_parallelism": True, "lossy_logits": True, "loss_rate": 0.1}, 2, 2),
-        ({"deferred_init": True}, 2, 2),
-        ({"data_parallel_size": 2}, 2, 1),
+        *(({"deferred_init": True}, 2, 2), ({"data_parallel_size": 2}, 2, 1)),
         ({"data_parallel_size": 2, "lossy_links": "2>3", "lossy_direction": "forward", "loss_rate": 0.1}, 4, 2),
         ({"tensor_parallel_size": 4}, 2, 4),
     ):
@@ -315,8 +296,7 @@ def test_records_mention_nodes_only_where_there_are_some():
     ("cells", "fault"),
     [
         *((cells, f"cells = {cells}") for cells in (5, [])),
-        ([5], "5 is not a configuration"),
-        ([{"sed": 5}], "did you mean seed"),
+        *(([5], "5 is not a configuration"), ([{"sed": 5}], "did you mean seed")),
         ([{"output_dir": "a", "seed": 1}, {"output_dir": "a", "seed": 2}], "output_dir = 'a'"),
         ([{"total_steps": 3, "max_steps": 3}], "max_steps"),
     ],

@@ -75,16 +75,13 @@ def test_copies_of_norms_do_not_decay_as_norms_do_not():
     assert not [name for name in decaying[1] if "ln_" in name]
 
 
-def test_microbatches_hold_all_examples_and_weigh_by_size():
+def test_microbatches_hold_all_examples_and_weigh_by_predicted_tokens():
     batch = {"input_ids": torch.arange(14).view(7, 2), "labels": torch.arange(7)}
     pieces = list(microbatches(batch, 3))
     assert [len(piece["labels"]) for piece, _ in pieces] == [2, 2, 3]
     assert torch.equal(torch.cat([piece["input_ids"] for piece, _ in pieces]), batch["input_ids"])
     assert [share for _, share in pieces] == [2 / 7, 2 / 7, 3 / 7]
     assert len(list(microbatches(batch, 9))) == 7
-
-
-def test_only_predicted_tokens_count():
     labels = torch.tensor([[5, -100, 6], [7, 8, 9]])
     assert loss_terms(labels) == 3  # a first token is never predicted
     assert [share for _, share in microbatches({"labels": labels}, 2)] == [1 / 3, 2 / 3]
@@ -117,8 +114,7 @@ def test_replicas_split_batches_into_microbatches_too(tmp_path, values, times):
     for number in (1, 3):
         folder = str(tmp_path / str(number))
         assert started(tmp_path, 2, **values, **RELIABLE, gradient_accumulation_steps=number, output_dir=folder) == [
-            0,
-            0,
+            *(0, 0),
         ]
         record = result(tmp_path, str(number))
         packets.append(record["network"]["training"]["by_layer"]["None"]["packets"])
@@ -137,8 +133,7 @@ def test_the_last_batch_counts_as_in_one_process(processes, tmp_path, name):
     one = train(tmp_path, UNEVEN)
     assert one["data"]["train_examples"] == 17
     for values_of_batch in (
-        {},
-        {"batch_size": 12, "pipeline_microbatches": 3},
+        *({}, {"batch_size": 12, "pipeline_microbatches": 3}),
     ):  # batches of 12 and 5; replicas share 5 as 2 and 3
         dense = train(tmp_path, UNEVEN | values_of_batch)
         record = processes(number, train, tmp_path / name, values | UNEVEN | values_of_batch)[0]
@@ -169,13 +164,10 @@ def test_only_the_last_blocks_norm_and_head_are_trained(toy, tmp_path, trained, 
 @pytest.mark.parametrize(
     ("processes", "values"),
     [
-        (1, {"tensor_parallel_size": 1, "loss_rate": 0.0}),
-        (1, {"tensor_parallel_size": 4, "dropout": 0.1}),
+        *((1, {"tensor_parallel_size": 1, "loss_rate": 0.0}), (1, {"tensor_parallel_size": 4, "dropout": 0.1})),
         (1, {"tensor_parallel_size": 2, "repair": "stale", "max_length": 4}),
-        (1, {**OWN_STREAMS, "unfreeze_last_layers": 2}),
-        (2, {"tensor_parallel_size": 2}),
-        (2, {**DDP, "tensor_parallel_size": 2}),
-        (2, {"pipeline_parallel_size": 2}),
+        *((1, {**OWN_STREAMS, "unfreeze_last_layers": 2}), (2, {"tensor_parallel_size": 2})),
+        *((2, {**DDP, "tensor_parallel_size": 2}), (2, {"pipeline_parallel_size": 2})),
     ],
     ids=str,
 )

@@ -39,7 +39,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_full_disk_is_one_line_and_other_errors_stay():
+def test_a_full_disk_is_one_line_and_other_errors_stay(tmp_path):
     with pytest.raises(ValueError, match=r"^file cannot be written \(No space left.*: make room"), saving(Path("file")):
         raise RuntimeError("of a library") from FULL
     with pytest.raises(ValueError, match=r"\(Permission denied\): fix this"), saving(Path("file")):
@@ -48,9 +48,6 @@ def test_a_full_disk_is_one_line_and_other_errors_stay():
         raise FileNotFoundError(errno.ENOENT, "none")
     with pytest.raises(RuntimeError), saving(Path("file")):
         raise RuntimeError("of a library")
-
-
-def test_a_rust_librarys_error_is_the_operating_systems(tmp_path):
     file = tmp_path / "nowhere" / "file"
     with pytest.raises(ValueError, match=r"^.*file cannot be written \(.*os error 2\)"), saving(file):
         save_file({"a": torch.zeros(2)}, file)

@@ -120,10 +120,8 @@ STALE, OWN, BOTH = {"repair": "stale"}, {"reliable_gather": False}, {"repair": "
 @pytest.mark.parametrize(
     ("before", "after", "virtual", "values"),
     [
-        ("tp", "virtual 2", "virtual 2", STALE),
-        ("virtual 2", "tp", "virtual 2", STALE),
-        ("tp", "virtual 2", "virtual 2", OWN),
-        ("virtual 2", "tp", "virtual 2", OWN),
+        *(("tp", "virtual 2", "virtual 2", STALE), ("virtual 2", "tp", "virtual 2", STALE)),
+        *(("tp", "virtual 2", "virtual 2", OWN), ("virtual 2", "tp", "virtual 2", OWN)),
         # each process remembers what all ranks sent, as its senders choose by sums of several ranks
         ("tp 4 on 2", "tp 4 on 2", "virtual 4", {"algorithm": "ring", **BOTH, **OWN}),
         ("virtual 4", "tp 4 on 2", "virtual 4", {"algorithm": "ring", **BOTH, **OWN}),

@@ -96,17 +96,10 @@ def test_texts_of_json_stay_as_they_are(folder):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.csv", b"text,text,label\na,b,0\n"),
-        ("a.csv", b"text,label\na,b,0\n"),
-        ("a.csv", b"text,label\na\n"),
-        ("a.csv", b'text\n"open\n'),
-        ("a.csv", b"text,label\n\xff,0\n"),
-        ("a.json", b'[{"text": "a"}, "b"]'),
-        ("a.json", b'[{"text": "a"},'),
-        ("a.json", b"[" * 100_000),
-        ("a.jsonl", b'{"id": 1}\n{"id": "x"}'),
-        ("a.jsonl.gz", b'{"id": 1}'),
-        ("a.parquet", b"PAR1"),
+        *(("a.csv", b"text,text,label\na,b,0\n"), ("a.csv", b"text,label\na,b,0\n"), ("a.csv", b"text,label\na\n")),
+        *(("a.csv", b'text\n"open\n'), ("a.csv", b"text,label\n\xff,0\n"), ("a.json", b'[{"text": "a"}, "b"]')),
+        *(("a.json", b'[{"text": "a"},'), ("a.json", b"[" * 100_000), ("a.jsonl", b'{"id": 1}\n{"id": "x"}')),
+        *(("a.jsonl.gz", b'{"id": 1}'), ("a.parquet", b"PAR1")),
     ],
 )
 def test_rows_that_are_not_clear_are_refused_in_one_line(folder, name, content):
