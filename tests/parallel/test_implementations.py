@@ -81,6 +81,34 @@ def test_logits_and_gradients_equal_the_dense_models_but_for_lost_packets(proces
                 assert lost / packets == pytest.approx(loss_rate, rel=0.3)
 
 
+def on_rank_autocast(implementation: str) -> dict[str, Any]:
+    lossy = network(0.0)
+    layout = join(lossy, tensor_parallel_size=2)
+    dense, batch = tiny_gpt2(dtype=torch.float32), tiny_batch()
+    model = spread(dense, lossy, layout, implementation)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(**batch)
+    output.loss.backward()
+    found = whole(model, dense, lossy, layout, implementation)
+    return {"logits": output.logits.detach(), "gradients": found, "traffic": traffic(lossy)}
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_under_autocast_bfloat16_is_on_the_wire(processes, implementation):
+    dense, batch = tiny_gpt2(dtype=torch.float32), tiny_batch()
+    expected = gradients(dense, batch)
+    logits = dense(**batch).logits
+    for answer in processes(2, on_rank_autocast, implementation):
+        assert answer["logits"].dtype == torch.bfloat16
+        assert 1e-4 < relative_error(answer["logits"].float(), logits) < 0.05
+        assert 1e-4 < gradient_error(answer["gradients"], expected) < 0.05
+        assert {gradient.dtype for gradient in answer["gradients"].values()} == {torch.float32}
+        # autocast casts the input behind DTensor's f, so that its gradient crosses in fp32
+        sizes = {"forward": 2, "backward": 4 if implementation == "dtensor" else 2}
+        expected_traffic = {way: (packets_each_way(2, itemsize), 0) for way, itemsize in sizes.items()}
+        assert answer["traffic"] == expected_traffic
+
+
 def on_rank_lose_all(implementation: str) -> tuple[Tensor, Tensor]:
     lossy = network(1.0)
     layout = join(lossy, tensor_parallel_size=2)

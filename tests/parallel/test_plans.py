@@ -315,6 +315,27 @@ def test_tensor_parallel_shards_are_the_dense_models(family):
     )
 
 
+class Replaced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer: Any = None
+        for _ in range(50):
+            self.layer = nn.Linear(100, 100)
+            self.layer = None
+            self.layer = nn.Linear(3, 3)
+
+
+def test_a_weight_is_not_drawn_as_one_that_was_dropped_before_it():
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        dense = Replaced()
+        torch.manual_seed(3)
+        model = deferred(Replaced)
+    for parameter, expected in zip(model.parameters(), dense.parameters(), strict=True):
+        assert len(parameter.changes) == 1
+        assert torch.equal(values_of(parameter), expected)
+
+
 def test_a_model_on_the_meta_device_alone_is_refused():
     with torch.device("meta"):
         layer = nn.Linear(2, 2)

@@ -188,6 +188,11 @@ def test_nothing_or_everything_lost_ends_early(tmp_path, capsys, lost, measured,
     assert shown.endswith(f"{last}, so there is no cost to estimate.\n")
 
 
+def test_a_flow_without_packets_is_left_out(tmp_path):
+    lines = list(commands.measured_lines(commands.read(trace_file(tmp_path, [0, 1], [], [1]))))
+    assert [line.partition(",")[0] for line in lines if line.startswith("flow")] == ["flow 0", "flow 2"]
+
+
 def test_many_flows_are_summed_up(tmp_path):
     flows = {number: FlowTrace(lost=np.array([False, number == 0])) for number in range(20)}
     first, second, early, slow = commands.measured_lines(ProbeTrace(flows=flows, complete=False, own_losses=1))

@@ -11,8 +11,8 @@ from scipy import stats
 from scipy.special import logit
 
 from lossyprobe.fitting import Fit, Law, correlation_between, fit, fit_family, goodness, intervals
-from lossyprobe.likelihood import FAMILIES
-from lossytp.network import Bernoulli, GilbertElliott, Trace
+from lossyprobe.likelihood import FAMILIES, Likelihood
+from lossytp.network import Bernoulli, GilbertElliott, Trace, loss_process_named
 from tests.probe.recordings import TRUTHS, bits, recorded
 
 SECONDS = 20
@@ -42,6 +42,24 @@ def test_many_short_flows_show_states_that_outlast_them():
     found = fit_family(FAMILIES["Gilbert-Elliott"], recorded(truth, *[100] * 1000))
     np.testing.assert_allclose(found.values, [0.0005, 0.001, 0.5, 0.01], rtol=0.3)
     assert found.process.loss_rate == pytest.approx(truth.loss_rate, rel=0.1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_fit_is_a_loss_type(name):
+    found = fit_family(FAMILIES[name], recorded(TRUTHS[name], 20_000))
+    process = loss_process_named(found.loss_type)
+    assert type(process) is type(found.process)
+    assert process.loss_rate == pytest.approx(found.process.loss_rate, rel=1e-6)
+    assert process.mean_burst_packets == pytest.approx(found.process.mean_burst_packets, rel=1e-6)
+
+
+def test_the_bad_state_is_the_one_that_loses_more(monkeypatch):
+    """Two states in either order are one channel. The likelihood may be largest with the first one the worse."""
+    swapped = np.array([0.05, 0.01, 0.02, 0.6])
+    monkeypatch.setattr(Likelihood, "maximise", lambda likelihood, flows: swapped)
+    found = fit_family(FAMILIES["Gilbert-Elliott"], recorded(TRUTHS["Bernoulli"], 1000))
+    assert found.values == (0.01, 0.05, 0.6, 0.02)
+    assert found.process.loss_rate == pytest.approx(FAMILIES["Gilbert-Elliott"].process(swapped).loss_rate)
 
 
 @pytest.mark.parametrize("name", ["Bernoulli", "simple Gilbert"])

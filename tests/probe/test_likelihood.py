@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from lossyprobe.likelihood import (
-    FAMILIES,
-    Likelihood,
-)
+from lossyprobe.likelihood import FAMILIES, Likelihood, burst_lengths, gap_lengths, num_lost, num_packets
 from lossytp.network import Trace
 from tests.probe.recordings import TRUTHS, VALUES, bits, log_likelihood, recorded
 
@@ -19,6 +16,14 @@ FLOWS = {
     "all lost": [bits("111"), bits("1")],
     "several flows": [*recorded(TRUTHS["Gilbert-Elliott"], 900, 1, 700, 2), bits("1"), bits("0110")],
 }
+
+
+def test_runs_and_totals_by_hand():
+    flows = [bits("0011010"), bits("1"), bits("000"), bits("111")]
+    assert burst_lengths(flows).tolist() == [2, 1, 1, 3]
+    assert gap_lengths(flows).tolist() == [1]  # the runs at the ends of a flow are no gaps
+    assert (num_packets(flows), num_lost(flows)) == (14, 7)
+    assert len(burst_lengths([bits("000")])) == len(gap_lengths([bits("000")])) == 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -466,6 +466,12 @@ def test_a_summary_says_what_was_measured() -> None:
     assert "WARNING" not in text
 
 
+def test_an_imported_trace_that_lost_most_packets_is_doubted() -> None:
+    lost = np.array([True, True, False])
+    assert [line for line in summary_lines(ProbeTrace(flows={0: FlowTrace(lost=lost)})) if "WARNING: 66.7%" in line]
+    assert not [line for line in summary_lines(ProbeTrace(flows={0: FlowTrace(lost=~lost)})) if "WARNING" in line]
+
+
 def test_names_from_a_file_reach_the_terminal_without_escapes() -> None:
     flow = FlowTrace(lost=np.zeros(3, np.bool_), src="\x1b[2J\nflow 1, x", dst="long" * 10**4)
     first = next(summary_lines(ProbeTrace(flows={0: flow})))

@@ -249,6 +249,11 @@ def test_garbage_is_neither_counted_nor_noted() -> None:
     assert (receiver.counts(), receiver.bytes, len(receiver.log()[0])) == ([1, 0], SIZE, 1)
 
 
+def test_datagrams_from_another_machine_are_not_noted() -> None:
+    receiver = received(datagram(0), only_from="127.0.0.2")
+    assert (receiver.counts(), receiver.addresses) == ([0, 0], {})
+
+
 def test_a_flood_of_copies_fills_no_memory() -> None:
     receiver = received(*[datagram(0)] * 40, packets=2)
     assert len(receiver.log()[0]) == MOST_COPIES * 2 * len(KEYS)

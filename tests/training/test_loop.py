@@ -71,6 +71,18 @@ def test_half_precision_halves_the_packets(toy, tmp_path, precision):
     assert half >= full / 2
 
 
+def test_gradients_are_clipped_to_the_given_norm(toy, tmp_path):
+    """A limit above all norms changes nothing, even if the training loss is scaled; a limit below them does."""
+    curves = {}
+    for fp16 in (False, True):
+        for limit in (None, 100.0, 2.0):
+            values = {"fp16": fp16, "gradient_clipping": limit, "warmup_steps": 0}
+            record = run(toy(**values, output_dir=str(tmp_path / f"{fp16} {limit}")))
+            curves[fp16, limit] = [point["loss"] for point in record["curves"]["train_loss"]]
+        assert curves[fp16, None] == curves[fp16, 100.0]
+        assert curves[fp16, None] != pytest.approx(curves[fp16, 2.0], rel=1e-3)
+
+
 @pytest.mark.parametrize(("ranks", "times"), [(1, 1), (2, 2)])
 def test_a_single_rank_is_evaluated_once_since_it_sends_nothing(toy, monkeypatch, ranks, times):
     calls, scores = [], finetuning.scores
