@@ -90,5 +90,6 @@ def test_an_experiment(tmp_path):
     file.write_text(code("notebook: "))
     experiment = load_experiment(file, "smoke", tmp_path / "results")
     assert [(cell.arm, cell.config.network.algorithm, cell.config.network.loss_rate) for cell in experiment.cells] == [
-        *(("no loss", "direct", 0.0), ("ring", "ring", 0.1)),
+        ("no loss", "direct", 0.0),
+        ("ring", "ring", 0.1),
     ]

@@ -59,7 +59,11 @@ def lab(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     copy = Path(shutil.copy(ROOT / "notebooks" / "00_explore.ipynb", folder))
     options = [
-        *("--no-browser", "--allow-root", "--expose-app-in-browser", "--port=0", "--IdentityProvider.token="),
+        "--no-browser",
+        "--allow-root",
+        "--expose-app-in-browser",
+        "--port=0",
+        "--IdentityProvider.token=",
         f"--ServerApp.root_dir={folder}",
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JUPYTER_PLATFORM_DIRS": "1"}

@@ -64,7 +64,8 @@ def test_four_states_have_the_law_that_the_kernel_s_chain_reaches_from_state_1(p
     [
         (
             [Bernoulli(loss_rate=0), general(0.1, 0.2, 0, 0), FourState(0, 0.5, 0.5, 0.5), shared_losses(0, 0.5, 8)],
-            *(0, 0),
+            0,
+            0,
         ),
         ([Bernoulli(loss_rate=1), general(0.1, 0.2, 1, 1), FourState(0.01, 0), shared_losses(1, 0.5)], 1, math.inf),
     ],

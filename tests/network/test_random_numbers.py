@@ -48,7 +48,9 @@ def test_seek_reaches_far_positions_at_once():
 def test_numbers_stay_the_same_across_versions():
     """Recorded runs can be repeated only as long as these numbers stand."""
     assert [float(number).hex() for number in Stream(KEY).uniforms(3)] == [
-        *("0x1.03c1356f6b788p-1", "0x1.8bf39cbe30c50p-1", "0x1.2e677dc897950p-1"),
+        "0x1.03c1356f6b788p-1",
+        "0x1.8bf39cbe30c50p-1",
+        "0x1.2e677dc897950p-1",
     ]
 
 

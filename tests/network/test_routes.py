@@ -176,7 +176,9 @@ def test_a_repair_s_packets_are_on_the_wire_and_counted():
     """Two packets of the message and one of parity; sent again twice; half a block of padding."""
     hops = (Hop(0, 1, 0, 4, positions=(0,)),)
     for repair, packets, lost, extra, lacks in (
-        *(("zero", 2, 2, 0, [0, 1]), ("fec(3, 2)", 3, 3, 1, [0, 1]), ("retransmit(2)", 6, 6, 4, [0, 1])),
+        ("zero", 2, 2, 0, [0, 1]),
+        ("fec(3, 2)", 3, 3, 1, [0, 1]),
+        ("retransmit(2)", 6, 6, 4, [0, 1]),
     ):
         network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
         assert packets_of(network.send(hops, 4, repair=repair_named(repair))) == [lacks]

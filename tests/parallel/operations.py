@@ -217,10 +217,12 @@ def _both(messages: list[list]) -> list[list[list]]:
 LOSSY: dict[str, tuple[Callable[..., list[Tensor]], Callable[[Reference, list[list]], list[list]]]] = {
     "all_reduce": (all_reduce, lambda ref, xs: [ref.sum([x[:-1] for x in xs])]),
     "all_reduce, async": (
-        *(lambda x, group: all_reduce(x, group, async_op=True), lambda ref, xs: [ref.sum([x[:-1] for x in xs])]),
+        lambda x, group: all_reduce(x, group, async_op=True),
+        lambda ref, xs: [ref.sum([x[:-1] for x in xs])],
     ),
     "all_reduce, mean": (
-        *(lambda x, group: all_reduce(x, group, ReduceOp.AVG), lambda ref, xs: [ref.mean([x[:-1] for x in xs])]),
+        lambda x, group: all_reduce(x, group, ReduceOp.AVG),
+        lambda ref, xs: [ref.mean([x[:-1] for x in xs])],
     ),
     "all_reduce, functional": (
         lambda x, group: [functional.wait_tensor(functional.all_reduce(x, "sum", group))],
@@ -230,7 +232,8 @@ LOSSY: dict[str, tuple[Callable[..., list[Tensor]], Callable[[Reference, list[li
     "reduce_scatter": (reduce_scatter, lambda ref, xs: [ref.scatter(xs)]),
     "reduce_scatter, list": (lambda x, group: reduce_scatter(x, group, listed=True), lambda ref, xs: [ref.scatter(xs)]),
     "reduce_scatter, coalesced": (
-        *(reduce_scatter_coalesced, lambda ref, xs: [ref.scatter(messages) for messages in _both(xs)]),
+        reduce_scatter_coalesced,
+        lambda ref, xs: [ref.scatter(messages) for messages in _both(xs)],
     ),
     "all_gather": (all_gather, lambda ref, xs: [ref.gather(xs)]),
     "all_gather, async": (lambda x, group: all_gather(x, group, async_op=True), lambda ref, xs: [ref.gather(xs)]),
@@ -241,7 +244,8 @@ LOSSY: dict[str, tuple[Callable[..., list[Tensor]], Callable[[Reference, list[li
     ),
     "all_gather, coalesced": (all_gather_coalesced, lambda ref, xs: [ref.gather(messages) for messages in _both(xs)]),
     "all_gather, lists coalesced": (
-        *(all_gather_coalesced_lists, lambda ref, xs: [ref.gather(messages) for messages in _both(xs)]),
+        all_gather_coalesced_lists,
+        lambda ref, xs: [ref.gather(messages) for messages in _both(xs)],
     ),
     "all_gather, functional into a tensor": (all_gather_functional_out, lambda ref, xs: [ref.gather(xs)]),
     "all_to_all": (all_to_all_single, lambda ref, xs: [ref.even(xs)]),

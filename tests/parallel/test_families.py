@@ -54,8 +54,7 @@ def heads_of(family: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("float64_alone")
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(("size", "padded"), [(2, True), (4, False), (8, True)])
 @every_family
 def test_without_losses_logits_and_gradients_equal_dense(family, size, padded):
     for kind in heads_of(family):

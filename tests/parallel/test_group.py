@@ -95,7 +95,8 @@ def on_rank_place(sizes: dict) -> dict:
     ("sizes", "mesh", "groups", "tensor"),
     [
         (
-            *({"data_parallel_size": 2, "tensor_parallel_size": 2}, {"pp": 1, "dp": 2, "tp": 2}),
+            {"data_parallel_size": 2, "tensor_parallel_size": 2},
+            {"pp": 1, "dp": 2, "tp": 2},
             {"dp": [[0, 2], [1, 3], [0, 2], [1, 3]], "tp": [[0, 1], [0, 1], [2, 3], [2, 3]]},
             [("tp", 0, [0, 1], [0]), ("tp", 0, [0, 1], [1]), ("tp2", 2, [2, 3], [0]), ("tp2", 2, [2, 3], [1])],
         ),
@@ -106,7 +107,8 @@ def on_rank_place(sizes: dict) -> dict:
             [(f"tp{first}" if first else "tp", first, [first, first + 1], [0, 1]) for first in (0, 2, 4, 6)],
         ),
         (
-            *({"pipeline_parallel_size": 2, "tensor_parallel_size": 4}, {"pp": 2, "dp": 1, "tp": 2}),
+            {"pipeline_parallel_size": 2, "tensor_parallel_size": 4},
+            {"pp": 2, "dp": 1, "tp": 2},
             {"pp": [[0, 2], [1, 3], [0, 2], [1, 3]], "tp": [[0, 1], [0, 1], [2, 3], [2, 3]]},
             [
                 (name, first, [*range(first, first + 4)], here)
@@ -163,15 +165,18 @@ def all_reduce(network: ltp.LossyNetwork, **comm: object) -> None:
 
 
 IGNORED = [
-    *((named((0, 99)), {}, "link 0>99 names rank 99"), (named((0, 1), (4, 1)), {}, "link 4>1 names rank 4")),
+    (named((0, 99)), {}, "link 0>99 names rank 99"),
+    (named((0, 1), (4, 1)), {}, "link 4>1 names rank 4"),
     (named((0, 2)), {"algorithm": "ring"}, "names 0>2, over which 'ring'"),
     (named((0, 1)), {"algorithm": "sender"}, "name some of 0>-1, 1>-1, 2>-1, 3>-1"),
     (named((-1, 0)), {"algorithm": "switch"}, "name some of 0>-1, 1>-1, 2>-1, 3>-1"),
     (bernoulli(0.1, scope=ltp.Scope(phase="gather")), {}, "scope = Scope(phase='gather')"),
 ]
 USED = [
-    *((named((0, 1)), {}), (named((0, 1), (0, 2)), {"algorithm": "ring"})),
-    *((named((-1, 0)), {"algorithm": "switch", **OWN}), (bernoulli(0.1, scope=ltp.Scope(phase="gather")), OWN)),
+    (named((0, 1)), {}),
+    (named((0, 1), (0, 2)), {"algorithm": "ring"}),
+    (named((-1, 0)), {"algorithm": "switch", **OWN}),
+    (bernoulli(0.1, scope=ltp.Scope(phase="gather")), OWN),
     (bernoulli(0.1, scope=ltp.Scope(phase="reduce")), {}),
 ]
 

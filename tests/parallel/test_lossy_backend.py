@@ -346,7 +346,8 @@ def on_rank_begin(gathers: bool) -> list[bool]:
         work.get_future().wait()
     return [
         once == [(reference.gather if gathers else reference.sum)(parts) for parts in messages],
-        *(once == [result.tolist() for result in results], lossy.state_dict() == drawn),
+        once == [result.tolist() for result in results],
+        lossy.state_dict() == drawn,
         all(work.is_completed() for work in works),
     ]
 
@@ -454,12 +455,6 @@ def full_state_dict_of_fsdp() -> list[float]:
         return [total(model.state_dict().values())]
 
 
-def sparse_sum() -> list[float]:
-    x_N = torch.sparse_coo_tensor([[dist.get_rank(), 30]], [1.0, 2.0], (100,))
-    dist.all_reduce(x_N)
-    return x_N.to_dense().tolist()
-
-
 def sparse_embedding() -> list[float]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -509,7 +504,6 @@ def monitored_barriers() -> list[str]:
 FEATURES: dict[str, Callable[[], list]] = {
     "a state dict of rank 0": state_dict_of_rank_0,
     "FSDP's full state dict": full_state_dict_of_fsdp,
-    "a sparse sum": sparse_sum,
     "DDP with a sparse embedding": sparse_embedding,
     "DDP with uneven inputs": join_uneven_inputs,
     "DDP compiled, with buffers": lambda: compiled(static_graph=False),

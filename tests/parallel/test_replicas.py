@@ -431,8 +431,10 @@ def test_other_inputs_are_those_of_the_dense_model(mode):
     positions = torch.arange(NUM_TOKENS).flip(0)
     types = batch["input_ids"] % 5
     settings: list[dict[str, Any]] = [
-        *({"position_ids": positions.expand(NUM_EXAMPLES, -1)}, {"position_ids": positions.unsqueeze(0)}),
-        *({"token_type_ids": types}, {"logits_to_keep": 2}),
+        {"position_ids": positions.expand(NUM_EXAMPLES, -1)},
+        {"position_ids": positions.unsqueeze(0)},
+        {"token_type_ids": types},
+        {"logits_to_keep": 2},
     ]
     model = parallel(dense, 0.0, mode)
     plain = dense(batch["input_ids"]).logits

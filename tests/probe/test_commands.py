@@ -219,7 +219,8 @@ def test_writes_a_trace_and_says_what_is_in_it(tmp_path, capsys, monkeypatch):
         "imported from losses.csv, column lost with 1 for a loss: 2 flows, 3 packets, 1 lost; see losses.parquet\n"
     )
     assert [flow.lost.tolist() for flow in read_trace(tmp_path / "losses.parquet").flows.values()] == [
-        *([True, False], [False]),
+        [True, False],
+        [False],
     ]
 
 

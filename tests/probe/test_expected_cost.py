@@ -101,7 +101,8 @@ def test_networks_are_told_apart_and_other_trainings_left_out(tmp_path):
     pd.testing.assert_frame_equal(comparable_runs(tmp_path), table)
     costs = expected_costs(table, loss_rate=0.1, mean_burst_packets=1.1)
     assert costs[["algorithm", "phase", "repair"]].to_numpy().tolist() == [
-        *(["direct", "reduce", "zero"], ["ring", "both", "local"]),
+        ["direct", "reduce", "zero"],
+        ["ring", "both", "local"],
     ]
 
 

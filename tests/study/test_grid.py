@@ -199,7 +199,12 @@ def test_tasks_are_read_from_their_file_and_arms_override_them(tmp_path):
     file.write_text(text.format(rate="0.1", name="batch_size", two="[2]"))
     cells = load_experiment(file, "tiny", tmp_path / "results").cells
     assert [(c.data.max_length, c.optimizer.batch_size) for _, c in cells] == [
-        *((16, 4), (16, 4), (16, 2), (32, 4), (32, 4), (32, 2)),
+        (16, 4),
+        (16, 4),
+        (16, 2),
+        (32, 4),
+        (32, 4),
+        (32, 2),
     ]
 
 
@@ -285,6 +290,7 @@ def test_cells_that_name_total_steps_pretrain(tmp_path):
     )
     cells = load_experiment(file, "tiny", tmp_path / "results").cells
     assert [(type(cell.config), cell.config.network.loss_rate) for cell in cells] == [
-        *((PretrainConfig, 0.0), (PretrainConfig, 0.05)),
+        (PretrainConfig, 0.0),
+        (PretrainConfig, 0.05),
     ]
     assert re.fullmatch(r"stdlib_ber_0\.05_seed0_\w{10}", Path(cells[1].config.output.output_dir).name)

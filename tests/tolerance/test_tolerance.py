@@ -295,7 +295,14 @@ def test_the_command_prints_a_screen_and_refuses_in_one_line(text, tmp_path):
     words = [sys.executable, "-m", "lossytp.tolerance", "--block_size", "32", "--blocks", "4", "--precision", "9"]
     mine = [
         *words,
-        *("--output_dir", str(tmp_path / "out"), "--text", str(text), "--phases", "reduce,both", "--repairs", "stale"),
+        "--output_dir",
+        str(tmp_path / "out"),
+        "--text",
+        str(text),
+        "--phases",
+        "reduce,both",
+        "--repairs",
+        "stale",
     ]
     outputs = [subprocess.run(mine, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert outputs[0] == outputs[1]

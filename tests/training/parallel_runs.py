@@ -139,8 +139,10 @@ def block_shapes(tensor_parallel_size: int, processes: int) -> list[tuple[int, .
         ]
     else:
         layers = [
-            *([(WIDTH, 3 * here * attention), (3 * here * attention,)], [(here, attention, WIDTH), (WIDTH,)]),
-            *([(WIDTH, here * inner), (here * inner,)], [(here, inner, WIDTH), (WIDTH,)]),
+            [(WIDTH, 3 * here * attention), (3 * here * attention,)],
+            [(here, attention, WIDTH), (WIDTH,)],
+            [(WIDTH, here * inner), (here * inner,)],
+            [(here, inner, WIDTH), (WIDTH,)],
         ]
     return norm + layers[0] + layers[1] + norm + layers[2] + layers[3]
 

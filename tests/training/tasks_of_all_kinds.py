@@ -50,7 +50,8 @@ def settings(folder, kind, **values):
 
 def at(folder):
     return (
-        *(patch.dict(tasks.TASKS, TASKS), patch.dict(models.PRESETS, {"gpt2-nano": SMALL})),
+        patch.dict(tasks.TASKS, TASKS),
+        patch.dict(models.PRESETS, {"gpt2-nano": SMALL}),
         patch.dict(os.environ, XDG_CACHE_HOME=str(folder / "cache")),
     )
 

@@ -42,7 +42,8 @@ def test_flags_of_the_earlier_study_with_dashes_and_underscores_alike():
         ("checkpoint_steps: null\nmax_samples: null\n", [], {"checkpoint_steps": None}),  # whose default is a number
         ("reliable_gather: false\nrepair: rescale\n", ["--reliable-gather"], {"repair": "rescale"}),
         (  # which the file alone would not allow
-            *("loss_type: g-e\nloss_rate: 0.05\n", ["--mean_burst_packets", "8"]),
+            "loss_type: g-e\nloss_rate: 0.05\n",
+            ["--mean_burst_packets", "8"],
             {"loss_type": "g-e", "loss_rate": 0.05, "mean_burst_packets": 8.0},
         ),
     ],

@@ -253,9 +253,11 @@ def over(monkeypatch):
 
 def test_without_a_number_of_ranks_each_process_that_replicas_leave_is_one(over):
     for values, processes, ranks in (
-        *(({}, 1, 1), ({"loss_rate": 0.1}, 2, 2)),
+        ({}, 1, 1),
+        ({"loss_rate": 0.1}, 2, 2),
         ({"enable_loss_parallelism": True, "lossy_logits": True, "loss_rate": 0.1}, 2, 2),
-        *(({"deferred_init": True}, 2, 2), ({"data_parallel_size": 2}, 2, 1)),
+        ({"deferred_init": True}, 2, 2),
+        ({"data_parallel_size": 2}, 2, 1),
         ({"data_parallel_size": 2, "lossy_links": "2>3", "lossy_direction": "forward", "loss_rate": 0.1}, 4, 2),
         ({"tensor_parallel_size": 4}, 2, 4),
     ):

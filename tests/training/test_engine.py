@@ -114,7 +114,8 @@ def test_replicas_split_batches_into_microbatches_too(tmp_path, values, times):
     for number in (1, 3):
         folder = str(tmp_path / str(number))
         assert started(tmp_path, 2, **values, **RELIABLE, gradient_accumulation_steps=number, output_dir=folder) == [
-            *(0, 0),
+            0,
+            0,
         ]
         record = result(tmp_path, str(number))
         packets.append(record["network"]["training"]["by_layer"]["None"]["packets"])
@@ -133,7 +134,8 @@ def test_the_last_batch_counts_as_in_one_process(processes, tmp_path, name):
     one = train(tmp_path, UNEVEN)
     assert one["data"]["train_examples"] == 17
     for values_of_batch in (
-        *({}, {"batch_size": 12, "pipeline_microbatches": 3}),
+        {},
+        {"batch_size": 12, "pipeline_microbatches": 3},
     ):  # batches of 12 and 5; replicas share 5 as 2 and 3
         dense = train(tmp_path, UNEVEN | values_of_batch)
         record = processes(number, train, tmp_path / name, values | UNEVEN | values_of_batch)[0]

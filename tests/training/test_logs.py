@@ -83,7 +83,8 @@ def test_progress_resumes_and_shows_evaluations(capsys, monkeypatch):
     shown.evaluated(8, point)
     shown.evaluated(10, point)
     assert capsys.readouterr().err.splitlines() == [
-        *("training: resumed after step 7 of 10", "training: step 8 of 10, loss 0.250"),
+        "training: resumed after step 7 of 10",
+        "training: step 8 of 10, loss 0.250",
         "evaluation: step 8 of 10, accuracy_lossy 0.5000, accuracy_clean 0.7500",
     ]
     Progress(10, done=7, shown=False).evaluated(8, point)
@@ -159,7 +160,9 @@ def test_lines_after_the_checkpoint_and_half_lines_are_replaced(tmp_path):
         file.write(step, {"eval/f1": 1})
     file.close()
     assert path.read_text().splitlines() == [
-        *('{"step": 1, "train/loss": 1}', '{"step": 1, "eval/f1": 0}', '{"step": 2, "train/loss": 7}'),
+        '{"step": 1, "train/loss": 1}',
+        '{"step": 1, "eval/f1": 0}',
+        '{"step": 2, "train/loss": 7}',
         '{"step": 2, "eval/f1": 1}',
     ]
     StatisticsFile(path).close()

@@ -181,7 +181,8 @@ def test_an_invalid_configuration_is_one_line(folder, tokenizer):
     for values in ({"activation_function": "nonesuch"}, {"n_inner": "wide"}, {"id2label": [1]}):
         (folder / "config.json").write_text(json.dumps({**config, **values}))
         for load in (
-            *(load_model, lambda name: build(name, tokenizer=tokenizer)),
+            load_model,
+            lambda name: build(name, tokenizer=tokenizer),
             lambda name: build(f"{name}-scratch", tokenizer=tokenizer),
         ):
             with pytest.raises(ValueError, match=r"lm.* (cannot be loaded|is invalid) ") as error:

@@ -40,7 +40,8 @@ def test_an_ascii_terminal_gets_errors_without_a_box(monkeypatch):
 def test_what_a_terminal_cannot_show_is_printed_as_escapes_not_taken_for_an_error(monkeypatch, tmp_path):
     """A finished run whose folder's name cannot be shown has a record all the same."""
     final, data = (
-        *({"score_lossy": 0.5, "score_clean": 0.5}, {"metric": "accuracy", "chance": 0.5, "majority_share": None}),
+        {"score_lossy": 0.5, "score_clean": 0.5},
+        {"metric": "accuracy", "chance": 0.5, "majority_share": None},
     )
     record = {"status": "finished", "final": final, "data": {**data, "subsets": {}}}
     monkeypatch.setattr(loop, "run", lambda config: record)

@@ -134,7 +134,8 @@ def test_it_resumes_from_a_file_or_the_newest_in_a_folder(pretrain, tmp_path):
     stopped(pretrain("newer", keep_checkpoints=2), 7)
     file = tmp_path / "older" / "checkpoint" / "step-3" / MARKER
     for name, path, step in (
-        *(("from file", file, 3), ("from run", tmp_path / "newer", 6)),
+        ("from file", file, 3),
+        ("from run", tmp_path / "newer", 6),
         ("from folder", tmp_path / "newer" / "checkpoint", 6),
         ("from step", tmp_path / "newer" / "checkpoint" / "step-3", 3),
     ):
@@ -249,8 +250,11 @@ def test_weights_that_do_not_fit_are_one_line(pretrain, tmp_path):
     weights = dense_weights(config, 5)
     name = "transformer.wpe.weight"
     for content in (
-        *({key: weights[key] for key in weights if key != name}, {**weights, name: torch.zeros(3, 16)}),
-        *({**weights, name: weights[name].clone().fill_(torch.nan)}, {"step": 3}, print),
+        {key: weights[key] for key in weights if key != name},
+        {**weights, name: torch.zeros(3, 16)},
+        {**weights, name: weights[name].clone().fill_(torch.nan)},
+        {"step": 3},
+        print,
     ):
         torch.save(content, tmp_path / "w.pth")
         with pytest.raises(ValueError, match=rf"^{tmp_path}/w.pth [^\n]*give [^\n]*$"):

@@ -18,6 +18,7 @@ from lossytp.training.tasks import (
 )
 from tests.training.own_tasks import declare, flat_rows
 
+ANSWERED = {"ending": "", "answers": "answers"}
 NFC, NFD = (normalize(form, "é") for form in ("NFC", "NFD"))
 
 
@@ -47,14 +48,6 @@ def test_a_users_column_may_be_named_part():
 def test_labels_that_are_no_class_are_refused(label):
     with pytest.raises(ValueError, match="is not a class of x, y"):
         classification([]).example({"text": "so", "label": label})
-
-
-@pytest.mark.parametrize("label", [float("nan"), float("inf"), "much"])
-def test_labels_that_are_no_numbers_are_refused(label):
-    rows = [{"text": "so", "label": label}]
-    task = Regression(source=Table(train=rows, test=rows), body="{text}")
-    with pytest.raises(ValueError, match=r"in row .* of train of table"):
-        task.examples("train")
 
 
 def test_rows_without_a_label_are_left_out():
@@ -108,20 +101,19 @@ def test_a_fingerprint_depends_on_rows_prompt_and_code():
     assert fingerprint() == others[0] == fingerprint(targets=(0.5,))  # targets change no example
 
 
-@pytest.mark.parametrize("options", ["yes or no", {"text": ["a", "b"], "label": ["A", "B"]}, None])
-def test_a_column_that_lists_no_options_is_refused(options):
+@pytest.mark.parametrize(
+    ("kind", "how", "column", "wrong"),
+    [
+        *((Regression, {}, "label", label) for label in (float("nan"), float("inf"), "much")),
+        *((MultipleChoice, {"options": "options"}, "options", wrong) for wrong in ("yes or no", {"a": ["A"]}, None)),
+        *((Generation, ANSWERED, "answers", wrong) for wrong in ({"text": ["a"], "answer_start": [1]}, 0, [4, 5])),
+    ],
+)
+def test_a_column_without_numbers_a_list_of_options_or_answers_is_refused(kind, how, column, wrong):
     """The letters of a text, or the keys of a mapping, are no options."""
-    rows = [{"question": "?", "options": options, "label": 0}]
-    task = MultipleChoice(source=Table(train=rows, test=rows), body="{question}", options="options")
-    with pytest.raises(ValueError, match=r"^options = .* not a list"):
-        task.examples("train")
-
-
-@pytest.mark.parametrize("answers", [{"text": ["a"], "answer_start": [1]}, 0, 42, [4, 5]])
-def test_a_column_that_holds_no_answers_is_refused(answers):
-    rows = [{"question": "?", "answers": answers}]
-    task = Generation(source=Table(train=rows, test=rows), body="{question}", ending="", answers="answers")
-    with pytest.raises(ValueError, match=r"^answers = .* not a text"):
+    rows = [{"question": "?", "label": 0, column: wrong}]
+    task = kind(source=Table(train=rows, test=rows), body="{question}", **how)
+    with pytest.raises(ValueError, match=rf"{column} = .* not a |label .* in row .* of train of table"):
         task.examples("train")
 
 
