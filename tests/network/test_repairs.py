@@ -288,3 +288,8 @@ def test_without_losses_it_sends_nothing_more() -> None:
     assert sent_over_a_link("protect(0.1)", 0.0)[1]["extra"] == 0
     padded = sent_over_a_link("protect(0.1) + hadamard(128)", 0.0)[1]["packets"]
     assert padded == 20 + 3 * 128 / 2, "180 packets of 2 elements make blocks of 128; protected ones travel as they are"
+
+
+def test_a_link_that_delivers_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"repair = 'protect\(0.1\)'"):
+        sent_over_a_link("protect(0.1)", 1.0)
