@@ -1,11 +1,14 @@
 import math
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from scipy import stats
 
 from lossyprobe.expected_cost import loss_budget, rate_of_drop
 from lossytp.study.statistics import crossed_interval, t_interval
+from lossytp.study.style import save, set_style
 from paper.comparisons import holm
 
 RATES = np.array([0, 0.01, 0.02, 0.05, 0.1, 0.2])
@@ -100,3 +103,16 @@ def test_budget_never_reached_is_infinite_and_identical_seeds_have_no_width():
     line = loss_budget(RATES, np.tile(0.7 - 0.4 * RATES, (3, 1)))
     assert line == pytest.approx((0.025, 0.025, 0.025))
     assert loss_budget(RATES, np.array([0.7 - 0.4 * RATES])).high == math.inf
+
+
+def test_save_writes_the_same_bytes_for_the_same_values(tmp_path):
+    mpl.use("Agg")
+    set_style()
+    for name, values in {"a": [1, 2], "b": [1, 2], "c": [1, 3]}.items():
+        figure, ax = plt.subplots()
+        ax.plot(values, label="values")
+        ax.legend()
+        save(figure, tmp_path / name, "f")
+    for file in ("f.png", "f.svg"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+        assert (tmp_path / "a" / file).read_bytes() != (tmp_path / "c" / file).read_bytes()
