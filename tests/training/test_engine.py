@@ -50,6 +50,15 @@ def test_schedules_end_where_they_should():
     assert [factor(110, schedule) for schedule in SCHEDULES] == pytest.approx([0, 0, 1])
 
 
+def test_a_run_follows_its_schedule(toy, tmp_path):
+    curves = {}
+    for schedule in SCHEDULES:
+        record = run(toy(schedule=schedule, warmup_steps=2, output_dir=str(tmp_path / schedule)))
+        curves[schedule] = curve(record)
+    assert curves["linear"][:3] == curves["cosine"][:3] == curves["constant"][:3]
+    assert len({curve[-1] for curve in curves.values()}) == 3
+
+
 @pytest.mark.parametrize(
     "model", [tiny_gpt2, lambda: tiny("llama, biases"), lambda: tiny("qwen3"), lambda: tiny("olmo2")]
 )
