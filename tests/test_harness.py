@@ -66,8 +66,7 @@ def reference(model, tasks):
 @pytest.mark.parametrize(
     ("repair", "phase", "algorithm"),
     [
-        ("zero", "reduce", "direct"),
-        ("hadamard(64)", "reduce", "ring"),
+        *(("zero", "reduce", "direct"), ("hadamard(64)", "reduce", "ring")),
         ("protect(0.1) + retransmit(1)", "both", "tree"),
     ],
 )
@@ -237,8 +236,7 @@ def test_what_is_refused_before_anything_is_loaded(values, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("- a list", "cannot be read"),
-        ("task: nothing", "cannot be read"),
+        *(("- a list", "cannot be read"), ("task: nothing", "cannot be read")),
         ("task: far\ndataset_path: nobody/nothing\noutput_type: loglikelihood\ntest_split: test", "cannot be read"),
     ],
 )

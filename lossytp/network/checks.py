@@ -58,9 +58,8 @@ def check_number(name: str, value: object, kind: type, fix: str) -> None:
 def refuse_if(wrong: object, name: str, value: object, fault: str) -> None:
     """Raise ValueError if a condition is `wrong`; `fault` follows the value, such as "is above 3: give 3 or less"."""
     if wrong:
-        raise ValueError(
-            f"{name} = {shown(value, LONGEST_REFUSED if isinstance(value, str) else LONGEST_SHOWN)} {fault}"
-        )
+        longest = LONGEST_REFUSED if isinstance(value, str) else LONGEST_SHOWN
+        raise ValueError(f"{name} = {shown(value, longest)} {fault}")
 
 
 def check_probability(name: str, value: float) -> None:

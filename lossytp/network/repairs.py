@@ -94,10 +94,8 @@ class Repair:
         tries = 0
         while missing:
             if tries == MOST_TRIES:
-                raise ValueError(
-                    f"repair = '{self}' sent a packet {MOST_TRIES} times over a link that delivered none of them: give "
-                    "a loss rate below 1, or another repair"
-                )
+                fault = f"sent a packet {MOST_TRIES} times over a link that delivered none of them"
+                raise ValueError(f"repair = '{self}' {fault}: give a loss rate below 1, or another repair")
             missing = len(send(missing, extra=missing if tries else 0))
             tries += 1
         num_packets = -(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet)
@@ -220,10 +218,8 @@ class Stale(Repair):
             return ZERO.sum_moments(crosses_HR, receivers, rate)
         met_HRR = np.cumsum(crosses_HR[:, :, None] * crosses_HR[:, None, :], axis=0) > 0
         if (met_HRR & (crosses_HR[:, :, None] != crosses_HR[:, None, :])).any():
-            raise ValueError(
-                "repair = 'stale' has no closed form where parts share a hop and then part again: choose another "
-                "repair, or an algorithm whose parts stay together"
-            )
+            what = "repair = 'stale' has no closed form where parts share a hop and then part again"
+            raise ValueError(f"{what}: choose another repair, or an algorithm whose parts stay together")
         crossed_R, common_RR = crosses_HR.sum(0), crosses_HR.T @ crosses_HR
         return (1.0 - rate) ** crossed_R, same_age(crossed_R[:, None] - common_RR, crossed_R - common_RR, rate)
 
@@ -561,15 +557,11 @@ class Chain(Repair):
     def __post_init__(self) -> None:
         order = sorted((list(STAGES).index(repair.stage) for repair in self.repairs), key=bool)  # layers first
         if order != sorted(set(order)):
-            raise ValueError(
-                f"repair = '{self}' cannot be joined: give at most one of each kind, in the order "
-                f"{', '.join(STAGES.values())}"
-            )
+            fix = f"give at most one of each kind, in the order {', '.join(STAGES.values())}"
+            raise ValueError(f"repair = '{self}' cannot be joined: {fix}")
         if self.part("select") != ZERO and isinstance(self.part("fill"), Local | RescaleCounted):
-            raise ValueError(
-                f"repair = '{self}': a receiver of {self.part('fill')} must know which packets other ranks protect; "
-                "join protect with rescale, stale or hadamard"
-            )
+            why = f"a receiver of {self.part('fill')} must know which packets other ranks protect"
+            raise ValueError(f"repair = '{self}': {why}; join protect with rescale, stale or hadamard")
         for attribute in ("remembers", "uses_own_part", "knows_model"):
             object.__setattr__(self, attribute, any(getattr(repair, attribute) for repair in self.repairs))
 

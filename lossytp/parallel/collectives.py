@@ -31,17 +31,7 @@ from torch.nn.functional import pad
 from lossytp.network.checks import check_is, refuse_if
 from lossytp.network.losses import NO_PACKETS, Stream
 from lossytp.network.lossy_network import TRAINING, WIRE_DTYPES, CommConfig, LossyNetwork
-from lossytp.network.repairs import (
-    ZERO,
-    Hadamard,
-    Local,
-    Protect,
-    Repair,
-    Rescale,
-    RescaleCounted,
-    Stale,
-    Zero,
-)
+from lossytp.network.repairs import ZERO, Hadamard, Local, Protect, Repair, Rescale, RescaleCounted, Stale, Zero
 from lossytp.network.routes import Hop, Hops, Missing, Routes, first_spans
 from lossytp.network.scope import NOWHERE, PHASES, Site
 from lossytp.parallel.group import RankGroup, check_reaches, nothing_to_wait_for
@@ -398,9 +388,8 @@ def fills(kind: type[Repair]) -> Callable[[AnyFill], AnyFill]:
 def _fill_(message: Message, repair: Repair) -> None:
     fill = next((FILLS[kind] for kind in type(repair).__mro__ if kind in FILLS), None)
     if fill is None:
-        raise ValueError(
-            f"repair = {repair} has no function that fills in: decorate one with fills({type(repair).__name__})"
-        )
+        fix = f"decorate one with fills({type(repair).__name__})"
+        raise ValueError(f"repair = {repair} has no function that fills in: {fix}")
     fill(message, repair)
 
 

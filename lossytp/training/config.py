@@ -166,10 +166,8 @@ class RunSettings(Settings):
         if network.lossy_positions is not None:
             yield "lossy_positions", "does not work in a pipeline, whose stages do not know positions: leave one out"
         if parallelism.exact_adjoint and self.comm().repair != ZERO:
-            yield (
-                "exact_adjoint",
-                f"works in a pipeline only with repair = 'zero', not {network.repair!r}: leave it out",
-            )
+            fault = f"works in a pipeline only with repair = 'zero', not {network.repair!r}: leave it out"
+            yield "exact_adjoint", fault
 
     def _faults_of_losses(self) -> Faults:
         network, parallelism, values = self.network, self.parallelism, self.as_dict()
@@ -180,10 +178,8 @@ class RunSettings(Settings):
         for name in ONLY_OWN_LAYERS:
             between_stages = name == "exact_adjoint" and stages > 1 and ranks == 1
             if values[name] and not own_layers and not between_stages:
-                yield (
-                    name,
-                    "needs this project's layers over several ranks: leave out implementation, or leave this out",
-                )
+                fix = "leave out implementation, or leave this out"
+                yield name, f"needs this project's layers over several ranks: {fix}"
         for name, asked in {"repair": repair.remembers, "control": network.control == "noise"}.items():
             if asked and not (own_layers and world == ranks):
                 yield name, "needs this project's layers, and tensor parallelism alone: leave this out, or the others"

@@ -1,10 +1,9 @@
 """Check what diagrams show: who holds what, and when stages of a pipeline work."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from notebooks.diagrams import EXAMPLES, SENDS, WEIGHTS, _held, pipelines, timeline, training_losses
+from notebooks.diagrams import EXAMPLES, SENDS, WEIGHTS, _held, timeline
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -34,12 +33,3 @@ def test_passes_wait_for_their_input_and_the_bubble_is_gpipes(schedule, stages, 
         assert (rows["start"].iloc[1:].to_numpy() >= rows["end"].iloc[:-1].to_numpy()).all()
     idle = 1 - table["time"].sum() / (stages * table["end"].max())
     assert idle == pytest.approx((stages - 1) / (microbatches + stages - 1))
-
-
-def test_figures_name_what_they_show():
-    titles = [ax.get_title(loc="left") for ax in pipelines(2, 4).axes]
-    assert titles == [f"{schedule}: stages wait 20% of the time" for schedule in ("gpipe", "1f1b")]
-    run = {"losses": [2.0, 1.0], "accuracy": 0.5}
-    figure = training_losses({"one": {"without_losses": run, "with_losses": run}, "other": {"without_losses": run}})
-    assert [len(ax.lines) for ax in figure.axes] == [2, 1]
-    plt.close("all")

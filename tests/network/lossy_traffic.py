@@ -18,17 +18,6 @@ def packets_of(missing):
     return [packets.tolist() for packets in missing.packets]
 
 
-def elements_missing(hops, missing, elements_per_packet):
-    """(position, element) of all that a lost packet carried, as often as one was lost."""
-    lost = []
-    for hop, packets in zip(hops, packets_of(missing), strict=True):
-        for packet in packets:
-            start = hop.start + packet * elements_per_packet
-            stop = min(start + elements_per_packet, hop.stop)
-            lost += [(position, element) for position in hop.positions for element in range(start, stop)]
-    return lost
-
-
 def drawn(network, src=0, dst=1, num_packets=1000, **where):
     return network.lost_packets(src, dst, num_packets, **where).tolist()
 

@@ -13,22 +13,6 @@ from lossytp.network import bounded_files
 from lossytp.network.bounded_files import check_file, content_of, parquet_in
 
 
-@pytest.mark.parametrize("content", [b"lost\n0\n", b""])
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_content_is_read_and_decompressed(tmp_path, content, pack):
-    (tmp_path / "a").write_bytes(pack(content))
-    assert content_of(tmp_path / "a") == content
-
-
-def test_a_table_is_read_whole_or_by_its_columns(tmp_path):
-    table = pyarrow.table({"lost": [True, None], "text": ["a", "b"]}).replace_schema_metadata({"a": "b"})
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    assert parquet_in(tmp_path / "a.parquet").equals(table, check_metadata=True)
-    assert parquet_in(tmp_path / "a.parquet", ["text"]).equals(table.select(["text"]), check_metadata=True)
-    with pytest.raises(KeyError):
-        parquet_in(tmp_path / "a.parquet", ["none"])
-
-
 @pytest.mark.parametrize(
     ("path", "words"),
     [("none", "No such file"), ("a\0b", "null"), (".", "folder"), ("/dev/zero", "a device"), ("pipe", "a pipe")],
@@ -55,14 +39,3 @@ def test_more_than_the_limit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(bounded_files, "MOST_ROWS", 99_999)
     with pytest.raises(ValueError, match=r"rows in .*table = 100000 is above 99999"):
         parquet_in(tmp_path / "table")
-
-
-@pytest.mark.parametrize(
-    "content", [gzip.compress(bytes(100), mtime=0)[:-9], b"\x1f\x8bx", gzip.compress(b"a", mtime=0)[:-8] + bytes(8)]
-)
-def test_damaged_compression_is_refused(tmp_path, content):
-    (tmp_path / "a").write_bytes(content)
-    with pytest.raises(ValueError, match="truncated or damaged"):
-        content_of(tmp_path / "a")
-    with pytest.raises(ValueError, match="not a Parquet file"):
-        parquet_in(tmp_path / "a")

@@ -5,12 +5,9 @@ from numbers import Integral
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lossytp.network import checks
 from lossytp.network.checks import build, check_names, parse, printable, shown, split_outside_parentheses
-from tests.network.loss_statistics import reproducible
 
 HUGE = 10**400  # above all floats
 
@@ -68,23 +65,11 @@ def test_an_unknown_name_is_refused_with_the_closest_one():
 
 # Notation
 
-plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-names = st.from_regex(r"[a-z]\w{0,6}", fullmatch=True).filter(lambda name: name.isascii() and not name.startswith("_"))
-words = names.map(lambda name: f"x{name}")  # no keyword of Python's
-
 
 def test_a_name_stands_alone_and_text_is_split_outside_parentheses():
     for name in ("zero", "gilbert-elliott", "rescale_counted", "4", " zero "):
         assert parse("thing", name) == (name.strip(), [], {})
     assert split_outside_parentheses("a(1 + (2)) + b+c", "+") == ["a(1 + (2))", "b", "c"]
-
-
-@pytest.mark.slow
-@reproducible
-@given(name=words, values=st.lists(plain, max_size=3), named=st.dictionaries(words, plain, max_size=3))
-def test_what_is_written_is_read(name, values, named):
-    given_ = [repr(value) for value in values] + [f"{key}={value!r}" for key, value in named.items()]
-    assert parse("thing", f" {name}({', '.join(given_)})") == (name, values, named)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import os
 import re
 import struct
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -30,20 +29,11 @@ from lossytp.network import (
 )
 from lossytp.network.losses import Stream
 from lossytp.network.routes import ALGORITHMS
-from lossytp.network.traces import burst_lengths
-from lossytp.training.config import TrainConfig
 from tests.network.loss_statistics import reproducible
 from tests.network.processes import OTHERS, shared_losses
 
 KEY = (0, "test")
 recordings = st.lists(st.booleans(), min_size=1, max_size=40)
-
-
-@pytest.mark.parametrize(
-    ("lost", "expected"), [([], []), ([0], [1]), ([4], [1]), ([0, 1, 3], [2, 1]), ([1, 2, 3, 7, 9, 10], [3, 1, 2])]
-)
-def test_bursts_are_runs_of_losses(lost, expected):
-    assert burst_lengths(np.array(lost, dtype=np.int64)).tolist() == expected
 
 
 def offset_of(trace, key):
@@ -202,8 +192,7 @@ def test_what_is_no_file_is_refused(path):
 @pytest.mark.parametrize(
     ("lost", "num_packets", "name"),
     [
-        ([], 0, "num_packets"),
-        ([3], 10.5, "num_packets"),
+        *(([], 0, "num_packets"), ([3], 10.5, "num_packets")),
         *((lost, 5, "lost") for lost in ([3, 1], [1, 1], [-1], [0.5], [[1]], [True, False], "abc", None, [math.nan])),
         ([1, 5], 5, "num_packets"),
     ],
@@ -245,10 +234,8 @@ def test_measured_forms_of_known_laws():
 @pytest.mark.parametrize(
     "function",
     [
-        lambda packets, uniforms: True,
-        lambda packets, uniforms: uniforms,
-        lambda packets, uniforms: np.flatnonzero(uniforms < 2)[:3],
-        lambda packets, uniforms: uniforms[:500] < 0.1,
+        *(lambda packets, uniforms: True, lambda packets, uniforms: uniforms),
+        *(lambda packets, uniforms: np.flatnonzero(uniforms < 2)[:3], lambda packets, uniforms: uniforms[:500] < 0.1),
     ],
 )
 def test_a_function_that_gives_no_bool_for_each_packet_is_refused(function):
@@ -321,35 +308,15 @@ def test_what_is_given_fills_in_what_the_text_leaves_open(registry):
 @pytest.mark.parametrize(
     ("text", "given", "word"),
     [
-        ("burst", {}, "ber, g-e, correlated, four_state"),
-        ("four_state(0.1", {}, "loss_type"),
-        ("four_state", {}, "four_state takes p13: float, p31: float"),
-        ("four_state(0.1, 0.2, p41=1)", {}, "p41"),
-        ("four_state(0.1, 2)", {}, "p31 = 2"),
-        ("correlated(shared=0.5)", {}, "loss_rate"),
+        *(("burst", {}, "ber, g-e, correlated, four_state"), ("four_state(0.1", {}, "loss_type")),
+        *(("four_state", {}, "four_state takes p13: float, p31: float"), ("four_state(0.1, 0.2, p41=1)", {}, "p41")),
+        *(("four_state(0.1, 2)", {}, "p31 = 2"), ("correlated(shared=0.5)", {}, "loss_rate")),
         ("trace('drops.txt')", {"loss_rate": 0.1}, "loss_rate = 0.1 does not apply to"),
         ("correlated(0.5)", {"loss_rate": 0.1}, "positional"),
         ("ber(loss_rate=0.2)", {"loss_rate": 0.1}, "loss_rate = 0.1 is given twice"),
-        ("trace('nowhere.npy')", {}, "nowhere.npy"),
-        ("netem('loss')", {}, "netem"),
+        *(("trace('nowhere.npy')", {}, "nowhere.npy"), ("netem('loss')", {}, "netem")),
     ],
 )
 def test_what_does_not_go_is_refused(text, given, word):
     with pytest.raises(ValueError, match=word):
         loss_process_named(text, **given)
-
-
-def test_a_readers_own_function_and_class_in_a_configuration(registry):
-    def tide(loss_rate, period=200):
-        return PerPacket(lambda packets, uniforms: uniforms < loss_rate * (1 - np.cos(2 * np.pi * packets / period)))
-
-    @dataclass(frozen=True, kw_only=True)
-    class Bursts(Correlated):
-        """Of which a network needs nothing but the members of a process."""
-
-    registry["tide"], registry["bursts"] = tide, Bursts.from_loss_and_share
-    process = TrainConfig(loss_type="tide(period=100)", loss_rate=0.1).network.process()
-    assert process.loss_rate == pytest.approx(0.1, abs=0.002)
-    lost = LossyNetwork(process).lost_packets(0, 1, 100_000) % 100
-    assert np.isin(lost, range(25, 75)).mean() == pytest.approx(0.5 + 1 / np.pi, abs=0.02)
-    assert isinstance(TrainConfig(loss_type="bursts(shared=0.5)", loss_rate=0.1).network.process(), Bursts)

@@ -466,11 +466,8 @@ def test_within_reliable_nothing_is_lost_scaled_or_counted():
 @pytest.mark.parametrize(
     ("comm", "name"),
     [
-        ({"algorithm": "rings"}, "algorithm"),
-        ({"repair": "fec(8)"}, "repair"),
-        ({"repair": "stale"}, "repair"),
-        ({"repair": "protect_first(1)"}, "repair"),
-        ({"repair": "protect_layers(1, 1) + rescale"}, "repair"),
+        *(({"algorithm": "rings"}, "algorithm"), ({"repair": "fec(8)"}, "repair"), ({"repair": "stale"}, "repair")),
+        *(({"repair": name}, "repair") for name in ("protect_first(1)", "protect_layers(1, 1) + rescale")),
         ({"sequence_parallel": True}, "sequence_parallel"),
     ],
 )

@@ -54,8 +54,7 @@ def heads_of(family: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("float64_alone")
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize(("size", "padded"), [(2, True), (4, False), (8, True)])
 @every_family
 def test_without_losses_logits_and_gradients_equal_dense(family, size, padded):
     for kind in heads_of(family):
@@ -223,15 +222,6 @@ def test_a_mixture_sends_its_experts_outputs_in_one_sum():
     of_message = {"forward": tokens * width, "backward": tokens * width + tokens * top_k}
     for (_, direction), count in packets.items():
         assert count == pytest.approx(4 * 3 * of_message[direction] / 4 / room, rel=0.02)
-
-
-def test_under_bf16_autocast_it_is_as_close_to_dense_as_autocast_is_to_fp32():
-    dense, batch = tiny("llama", dtype=torch.float32), tiny_batch()
-    exact = dense(**batch).logits
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected, actual = dense(**batch).logits, lossy(dense, 0.0)(**batch).logits
-    assert actual.dtype == expected.dtype
-    assert relative_error(actual.float(), expected.float()) < 2 * relative_error(expected.float(), exact)
 
 
 @pytest.mark.parametrize("mode", ["shared", "own streams"])

@@ -24,15 +24,6 @@ def test_a_copy_of_a_model_shares_its_process_group():
     assert copy.deepcopy({"group": group})["group"] is group
 
 
-def test_groups_on_the_same_links_lose_packets_of_their_own():
-    def losses(name: str) -> list:
-        collective = LossyCollective(bernoulli(0.3), RankGroup(2, name))
-        return collective.sum_(torch.ones(2, 20_000)).tolist()
-
-    assert losses("tp 0") == losses("tp 0")
-    assert losses("tp 0") != losses("tp 1")
-
-
 def group_over_processes(size: int, processes: int, rank: int, **settings: Any) -> RankGroup:
     """Numbered from 0: a group that torch.distributed does not know cannot say where it begins."""
     group = FakeProcessGroup(processes, rank)
@@ -54,12 +45,6 @@ def test_ranks_are_spread_evenly_over_the_processes_in_order(size, processes, he
 def test_the_first_rank_follows_from_the_processes(processes, first, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda group: processes)
     assert group_over_processes(4, 2, 0, first_rank=-1).ranks == tuple(range(first, first + 4))
-
-
-@pytest.mark.parametrize("size", [0, -2, 3])
-def test_ranks_that_cannot_be_spread_evenly_are_refused(size):
-    with pytest.raises(ValueError, match=f"^tensor_parallel_size = {size} is "):
-        group_over_processes(size, 2, 0)
 
 
 def test_processes_that_are_not_neighbours_are_refused(monkeypatch):
@@ -85,23 +70,6 @@ def test_a_size_that_is_no_whole_number_is_refused(size):
     for refuse in (RankGroup, lambda size: check_divides(size, heads=4, inner=16)):
         with pytest.raises(TypeError, match=r"^tensor_parallel_size"):
             refuse(size)
-
-
-SIZES = list(itertools.product([1, 2, 4], [1, 2, 3], [1, 2, 3], [1, 2, 4]))  # TP, DP, PP, TP processes a replica
-FITTING = [sizes for sizes in SIZES if sizes[0] % sizes[3] == 0]
-
-
-def test_every_process_has_a_place_of_its_own():
-    for tensor, data, pipeline, processes_each in FITTING:
-        assert_places(tensor, data, pipeline, processes_each)
-
-
-def assert_places(tensor: int, data: int, pipeline: int, processes_each: int) -> None:
-    world = data * pipeline * processes_each
-    layouts = [Layout(tensor, data, pipeline, rank, world) for rank in range(world)]
-    assert {layout.tensor_processes for layout in layouts} == {processes_each}
-    places = [(layout.pipeline_index, layout.data_index, rank % processes_each) for rank, layout in enumerate(layouts)]
-    assert places == list(itertools.product(range(pipeline), range(data), range(processes_each))), "neighbours first"
 
 
 def test_one_process_alone_has_no_groups_and_all_ranks_are_virtual():
@@ -269,12 +237,6 @@ def test_a_group_among_others_leaves_the_others_their_links():
     check_reaches(bernoulli(0.1, scope=ltp.Scope(phase="gather")), group, CommConfig())
     with pytest.raises(ValueError, match="link 0>8"):
         check_reaches(named((0, 8)), group, CommConfig())
-
-
-def test_one_rank_alone_sends_nothing_and_may_have_any_scope():
-    network, alone = bernoulli(0.1, scope=ltp.Scope(phase="gather")), torch.ones(1, 8)
-    assert torch.equal(ltp.all_reduce(alone, network), alone)
-    assert network.counters.rows() == []
 
 
 LEAVING = ("sender", "switch")  # the node: their links go to the switch

@@ -217,8 +217,7 @@ def test_under_torchrun_when_all_variables_are_set(torchrun):
         (dict.fromkeys(VARIABLES), {}, "torch.distributed needs several processes"),
         ({"RANK": None}, {}, "WORLD_SIZE is set but RANK is not"),
         ({"MASTER_ADDR": None, "MASTER_PORT": None}, {}, "RANK is set but MASTER_ADDR, MASTER_PORT is not"),
-        ({}, {"wraps": "mpi"}, "wraps = 'mpi'"),
-        ({}, {"algorithm": "rings"}, "algorithm = 'rings'"),
+        *(({}, {"wraps": "mpi"}, "wraps = 'mpi'"), ({}, {"algorithm": "rings"}, "algorithm = 'rings'")),
         ({}, {"repair": "magic"}, "repair = 'magic'"),
     ],
 )

@@ -314,14 +314,6 @@ def test_without_losses_every_mode_equals_dense(mode, size, kind):
         assert_equals_dense(parallel(dense, 0.0, mode, size=size), dense, tiny_batch(kind, padded=padded))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("mode", "algorithm"), COMBINATIONS, ids=lambda value: value)
-def test_without_losses_every_algorithm_equals_dense(mode, algorithm):
-    dense = tiny_gpt2("classifier")
-    batch = tiny_batch("classifier", padded=True)
-    assert_equals_dense(parallel(dense, 0.0, mode, algorithm=algorithm), dense, batch)
-
-
 REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(5, 4)", "hadamard(8)", "retransmit(2)"]
 REPAIRS += ["protect(0.1)", "protect(0.1) + hadamard(8)", "protect(0.1) + stale", "fec(5, 4) + rescale"]
 REFUSED = [("sequence, lossy gather", "local"), ("exact adjoint", "local")]  # see test_lossy_network.py
@@ -407,11 +399,9 @@ def test_shards_are_rounded_for_their_gather_and_nothing_else(reliable_gather):
 @pytest.mark.parametrize(
     ("dtype", "changes"),
     [
-        (torch.float32, {}),
-        (torch.float64, {"attn_implementation": "eager"}),
+        *((torch.float32, {}), (torch.float64, {"attn_implementation": "eager"})),
         (torch.float64, {"embd_pdrop": 0.1, "attn_pdrop": 0.2, "resid_pdrop": 0.3}),
-        (torch.float64, {"scale_attn_by_inverse_layer_idx": True}),
-        (torch.float64, {"scale_attn_weights": False}),
+        *((torch.float64, {"scale_attn_by_inverse_layer_idx": True}), (torch.float64, {"scale_attn_weights": False})),
         (torch.float64, {"n_inner": 48, "activation_function": "relu"}),
         (torch.float64, {"tie_word_embeddings": False}),
         (torch.float32, {"reorder_and_upcast_attn": True, "attn_implementation": "eager"}),
@@ -429,8 +419,7 @@ def test_without_losses_other_configurations_equal_dense(dtype, changes):
     [
         {"attn_implementation": "eager"},
         *({name: 0.2} for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")),
-        {"scale_attn_by_inverse_layer_idx": True},
-        {"activation_function": "relu"},
+        *({"scale_attn_by_inverse_layer_idx": True}, {"activation_function": "relu"}),
     ],
     ids=",".join,
 )

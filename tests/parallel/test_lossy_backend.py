@@ -19,12 +19,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
 
 import lossytp as ltp
 from lossytp.network.routes import ALGORITHMS
 from lossytp.network.scope import Counters
-from lossytp.parallel.process_group import Then
 from tests.parallel.operations import LOSSY, RELIABLE, REPAIRS, WIRE, Reference, network, new_group, whole_numbers
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -400,25 +398,6 @@ def test_a_handle_of_several_has_their_results(processes):
     assert processes(2, on_rank_ask_for_results) == [each] * 2
 
 
-class _FakeWork:
-    def __init__(self, done: bool) -> None:
-        self.done, self.waited = done, 0
-
-    def wait(self, timeout: Any) -> bool:
-        self.waited += 1
-        return self.done
-
-    def is_completed(self) -> bool:
-        return self.done
-
-
-@pytest.mark.parametrize(("done", "all_done"), [([True, True], True), ([False, True], False), ([True, False], False)])
-def test_one_handle_of_several_waits_for_each(done, all_done):
-    works: Any = [_FakeWork(each) for each in done]
-    assert Then(works, [], set()).wait() == Then(works, [], set()).is_completed() == all_done
-    assert [work.waited for work in works] == [1, 1]
-
-
 def start(backend: str) -> None:
     if backend == "gloo":
         dist.init_process_group("gloo")
@@ -455,12 +434,6 @@ def full_state_dict_of_fsdp() -> list[float]:
         return [total(model.state_dict().values())]
 
 
-def sparse_sum() -> list[float]:
-    x_N = torch.sparse_coo_tensor([[dist.get_rank(), 30]], [1.0, 2.0], (100,))
-    dist.all_reduce(x_N)
-    return x_N.to_dense().tolist()
-
-
 def sparse_embedding() -> list[float]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -487,14 +460,6 @@ def compiled(*, static_graph: bool) -> list[float]:
     return [total(parameter.grad for parameter in model.parameters()), total(model.buffers())]
 
 
-def profiled() -> list[str]:
-    with profile(activities=[ProfilerActivity.CPU]) as record:
-        dist.all_reduce(torch.ones(60))
-        dist.all_gather_into_tensor(torch.ones(120), torch.ones(60))
-        dist.broadcast(torch.ones(60), 0)
-    return sorted({event.name for event in record.events() if event.name.startswith(("gloo:", "c10d::"))})
-
-
 def monitored_barriers() -> list[str]:
     dist.monitored_barrier()
     dist.monitored_barrier(dist.new_group([0, 1]), timedelta(seconds=30), wait_all_ranks=True)
@@ -510,12 +475,10 @@ def monitored_barriers() -> list[str]:
 FEATURES: dict[str, Callable[[], list]] = {
     "a state dict of rank 0": state_dict_of_rank_0,
     "FSDP's full state dict": full_state_dict_of_fsdp,
-    "a sparse sum": sparse_sum,
     "DDP with a sparse embedding": sparse_embedding,
     "DDP with uneven inputs": join_uneven_inputs,
     "DDP compiled, with buffers": lambda: compiled(static_graph=False),
     "DDP compiled, with buffers and a static graph": lambda: compiled(static_graph=True),
-    "a profile": profiled,
     "monitored barriers and a timeout": monitored_barriers,
 }
 

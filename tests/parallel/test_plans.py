@@ -19,7 +19,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutput
 
 import lossytp as ltp
-from lossytp.parallel.plans import GPT2_PLAN, blocks_of, deferred, plan_of, values_of
+from lossytp.parallel.plans import GPT2_PLAN, deferred, plan_of, values_of
 from tests.parallel.conftest import bernoulli, gradient_error, gradients, relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.families import FAMILIES, SIZES, shifted, tiny
 
@@ -185,32 +185,19 @@ def test_a_plan_for_the_mlp_alone_asks_nothing_of_heads():
 GEMMA4 = {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97}
 
 
-def test_the_blocks_and_plan_of_every_model():
-    assert plan_of(tiny_gpt2()) == GPT2_PLAN
-    assert plan_of(tiny("llama")) == AutoConfig.for_model("llama").base_model_tp_plan
-    for model, blocks in ((tiny_gpt2(), 2), (tiny("gpt_neox"), 2), (stranger(), 3)):
-        assert len(blocks_of(model)) == blocks
-    assert len(blocks_of(tiny("llama", num_hidden_layers=5))) == 5
+KINDS = ["sliding_attention", "full_attention"]
+EARLIER_KEYS = {"num_key_value_heads": 2, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": KINDS * 2}
+FEW_KEYS = {"num_key_value_heads": 4, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "layer_types": KINDS}
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_blocks_that_use_the_keys_of_an_earlier_block_share_its_copies(size):
-    kinds = ["sliding_attention", "full_attention"] * 2
-    few = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": kinds}
-    dense = tiny("gemma4_text", num_key_value_heads=2, **GEMMA4 | few).eval()
+@pytest.mark.parametrize(
+    ("size", "few"), [*((size, EARLIER_KEYS) for size in (2, 4, 8)), *((size, FEW_KEYS) for size in (2, 4))]
+)
+def test_blocks_may_use_the_keys_of_an_earlier_one_or_have_other_numbers_of_key_value_heads(size, few):
+    dense = tiny("gemma4_text", **GEMMA4 | few).eval()
     parallel, ids = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=size), tiny_batch()["input_ids"]
     assert relative_error(parallel(input_ids=ids).logits, dense(input_ids=ids).logits) < 1e-6
-    back = ltp.gather(parallel)
-    assert relative_error(back(input_ids=ids).logits, dense(input_ids=ids).logits) == 0
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_blocks_may_have_different_numbers_of_key_value_heads(size):
-    kinds = ["sliding_attention", "full_attention"]
-    few = {"num_global_key_value_heads": 1, "attention_k_eq_v": True, "layer_types": kinds}
-    dense = tiny("gemma4_text", num_key_value_heads=4, **GEMMA4 | few).eval()
-    parallel, ids = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=size), tiny_batch()["input_ids"]
-    assert relative_error(parallel(input_ids=ids).logits, dense(input_ids=ids).logits) < 1e-6
+    assert relative_error(ltp.gather(parallel)(input_ids=ids).logits, dense(input_ids=ids).logits) == 0
 
 
 def test_attention_that_ignores_the_number_of_key_value_heads_has_no_copies():

@@ -23,7 +23,7 @@ from tests.parallel.distributed_models import join
 from tests.parallel.families import tiny
 from tests.parallel.sharing_modes import COMBINATIONS, MODES, ON_OWN_STREAMS, WIRE
 
-NUM_STEPS = 20
+NUM_STEPS = 10
 
 
 class Spy:

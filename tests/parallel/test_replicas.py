@@ -1,6 +1,5 @@
 """Replicas over processes, copies and streams of the ranks: norms, drift, decisions, gradients averaged or lost."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -212,25 +211,20 @@ def test_a_process_alone_agrees_with_itself():
     assert lossy.counters.rows() == []
 
 
-def on_rank_merge(disagree: bool) -> Any:
+def on_rank_merge() -> dict[str, list]:
     lossy = network(0.3)
     ltp.init_process_group(lossy)
     rank = dist.get_rank()
     lossy.lost_packets(0, 1, 100, site=Site(0, "mlp", "forward"))  # both know of it
     lossy.lost_packets(rank, 1 - rank, 50 + rank, group=f"from {rank}")  # only the sender does
     lossy.counters.add_message(("training", None, f"from {rank}"), True)
-    if disagree and rank == 1:
-        lossy.lost_packets(0, 1, 1, site=Site(0, "mlp", "forward"))
-    try:
-        merge_counters(lossy)
-    except ValueError as error:
-        return str(error)
+    merge_counters(lossy)
     state = lossy.counters.state_dict()
     return {name: sorted(state[name], key=repr) for name in state}
 
 
 def test_merged_counters_hold_what_any_process_sent_once(processes):
-    answers = processes(2, on_rank_merge, False)
+    answers = processes(2, on_rank_merge)
     assert answers[0] == answers[1]
     expected = network(0.3)
     expected.lost_packets(0, 1, 100, site=Site(0, "mlp", "forward"))
@@ -239,11 +233,6 @@ def test_merged_counters_hold_what_any_process_sent_once(processes):
         expected.counters.add_message(("training", None, f"from {rank}"), True)
     state = expected.counters.state_dict()
     assert answers[0] == {name: sorted(state[name], key=repr) for name in state}
-
-
-def test_processes_that_lost_different_packets_do_not_merge(processes):
-    for message in processes(2, on_rank_merge, True):
-        assert message.startswith("processes disagree on the traffic of ('training', Site(layer=0, module='mlp'")
 
 
 def on_rank_clip_drifting() -> tuple[list[float], list[float], float]:
@@ -372,17 +361,6 @@ def test_the_norm_of_copies_gradients_counts_them_once():
         torch.testing.assert_close(gradient, found[name] * (norm / 5 / squares**0.5))
 
 
-def test_lossy_over_a_network_that_loses_nothing_is_the_mean():
-    for loss_rate in (0.0, 0.5):
-        model = own_copies(loss_rate)
-        before, network = gradients(model, tiny_batch("classifier")), network_of(model)
-        with network.reliable() if loss_rate else nullcontext():
-            synchronise_gradients_(model, LAYOUT, network, lossy=True)
-        for name, is_replicated in replicated(model).items():
-            expected = before[name].mean(0).expand_as(before[name]) if is_replicated else before[name]
-            torch.testing.assert_close(taken(model)[name], expected, rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.parametrize("lossy", [False, True])
 @pytest.mark.parametrize("trained", [("score", "transformer.h.1"), (".c_attn.", ".c_fc.", "c_proj.weight")])
 def test_parameters_without_a_gradient_are_left_out(trained, lossy):
@@ -474,18 +452,6 @@ def test_attentions_own_dropout_is_of_a_ranks_heads():
     assert kinds == dict.fromkeys(("drop", "resid_dropout", "dropout"), SharedDropout) | {"attn_dropout": nn.Dropout}
     logits = model(**tiny_batch()).rank_logits
     assert relative_error(*logits[:2]) < 1e-12, "what heads give is summed over ranks"
-
-
-def test_a_ranks_copy_works_on_its_own_stream_alone():
-    """What a rank adds at the end of its last norm, and in its head, reaches its own logits only."""
-    dense, batch = tiny_gpt2("classifier"), tiny_batch("classifier")
-    model = parallel(dense, 0.0, "own copies")
-    before = model(**batch).rank_logits
-    with torch.no_grad():
-        model.transformer.ln_f.bias[2] += 1
-        model.score.weight[3] += 1
-    after = model(**batch).rank_logits
-    assert [relative_error(*pair) > 1e-3 for pair in zip(after, before, strict=True)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

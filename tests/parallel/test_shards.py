@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 import lossytp as ltp
 from lossytp.parallel.group import Layout
 from lossytp.parallel.replicas import local
-from lossytp.parallel.shards import FIRST, Copy, Part, Shard, assembled, shards
+from lossytp.parallel.shards import FIRST, Copy, Shard, assembled, shards
 from lossytp.parallel.vocabulary import split_vocabulary_
 from tests.parallel.conftest import bernoulli, tiny_gpt2
 from tests.parallel.distributed_models import in_replicas, join, spread
@@ -127,21 +127,3 @@ def test_copies_that_drift_are_told_apart():
 
 def copied(name: str) -> bool:
     return not name.endswith(("c_attn.weight", "c_attn.bias", "c_fc.weight", "c_fc.bias", "c_proj.weight"))
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_any_run_of_elements_of_a_part_is_put_and_taken(transposed):
-    numbers = torch.arange(1.0, 49.0).view(6, 8)
-    part = Part("x", (6, 8), (2, 1) if transposed else (1, 2), ((0, 3), (1, 4)), transposed)
-    inside = numbers.t()[2:5, 1:4] if transposed else numbers[1:4, 2:5]
-    for first in range(13):
-        for stop in range(first + 1, 13):
-            shard, values = Shard((3, 4), first, (part,), 0), torch.full((stop - first,), -1.0)
-            shard.take_(values, lambda _: numbers)
-            whole = torch.full((12,), -1.0)
-            whole[first:stop] = torch.cat([torch.full((3, 1), -1.0), inside], 1).flatten()[first:stop]
-            assert torch.equal(values, whole[first:stop])
-            filled = torch.zeros(6, 8)
-            shard.put(values, "x", FIRST, filled)
-            assert sorted(filled[filled > 0].tolist()) == sorted(values[values > 0].tolist())
-            assert torch.equal(filled[filled > 0], numbers[filled > 0])

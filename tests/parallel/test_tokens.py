@@ -130,12 +130,6 @@ def test_protected_packets_are_sent_until_they_arrive():
     assert report["packets"].sum() - report["extra"].sum() == protected + others
 
 
-@pytest.mark.parametrize("repair", ["protect_first(1)", "protect_first(1) + hadamard(4)", "protect_first(1) + stale"])
-def test_without_losses_protection_changes_nothing(repair):
-    dense = tiny("llama").eval()
-    assert relative_error(lossy(dense, 0.0, repair=repair)(input_ids=IDS).logits, dense(input_ids=IDS).logits) < 1e-9
-
-
 def test_checkpointing_replays_what_was_protected():
     plain, checkpointed = (lossy(tiny("llama"), 0.3, repair="protect_first(2)").train() for _ in range(2))
     checkpointed.gradient_checkpointing_enable()

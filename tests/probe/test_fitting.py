@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from scipy.special import logit
 
-from lossyprobe.fitting import Fit, Law, correlation_between, fit, fit_family, goodness, intervals, num_simulations
+from lossyprobe.fitting import Fit, Law, correlation_between, fit, fit_family, goodness, intervals
 from lossyprobe.likelihood import FAMILIES, Likelihood
 from lossytp.network import Bernoulli, GilbertElliott, Trace, loss_process_named
 from tests.probe.recordings import TRUTHS, bits, recorded
@@ -175,8 +175,7 @@ def test_the_family_that_made_the_trace_fits(name):
 @pytest.mark.parametrize(
     ("truth", "fitted", "law"),
     [
-        ("simple Gilbert", "Bernoulli", "bursts"),
-        ("Gilbert-Elliott", "simple Gilbert", "gaps"),
+        *(("simple Gilbert", "Bernoulli", "bursts"), ("Gilbert-Elliott", "simple Gilbert", "gaps")),
         ("four-state Markov", "Gilbert-Elliott", "gaps"),
     ],
 )
@@ -202,9 +201,6 @@ def test_statistic_and_laws():
     assert recorded_lengths.sum() == len(flows[0].lost)
     assert fitted_lengths.sum() == pytest.approx(99 * len(flows[0].lost), rel=0.05)
     assert found.statistic == pytest.approx(stats.ks_2samp(recorded_lengths, fitted_lengths).statistic)
-
-
-def test_a_law_by_hand():
     law = Law(np.array([1, 3]), np.array([2, 6]))
     assert law.share_up_to(np.array([0, 1, 2, 3, 9])).tolist() == [0, 0.25, 0.25, 1, 1]
 
@@ -215,31 +211,12 @@ def test_nothing_to_compare(text):
     assert found.bursts.p == found.gaps.p == 1
 
 
-def test_many_flows_get_fewer_simulations():
-    assert [num_simulations([bits("0")] * flows) for flows in (1, 600, 5000)] == [99, 33, 19]
-
-
-def test_every_simulation_is_watched():
-    watched = []
-    flows = [bits("0010")]
-    assert goodness(fit_family(FAMILIES["Bernoulli"], flows), flows, watch=lambda: watched.append(1)).simulations == 99
-    assert len(watched) == 99
-
-
-def test_equal_flows_are_together_and_independent_ones_are_not():
+def test_flows_that_share_a_queue_are_together_and_independent_ones_are_not():
     flow, other = recorded(TRUTHS["Gilbert-Elliott"], 20_000, 20_000)
     assert correlation_between([flow, flow]) == pytest.approx(1)
     assert abs(correlation_between([flow, other])) < 0.35  # 3.5 standard errors of 100 windows
-
-
-def test_flows_of_one_queue_are_together_although_they_lose_other_packets():
     congested = np.repeat(np.random.default_rng(0).random(100) < 0.3, 50)
     draws = np.random.default_rng(1).random((2, 5000))
     flows = [Trace.from_indicators(congested & (each < 0.4)) for each in draws]
     assert not np.intersect1d(flows[0].lost, flows[1].lost).size > 0.6 * len(flows[0].lost)
     assert correlation_between(flows) > 0.9
-
-
-@pytest.mark.parametrize("flows", [[bits("01")], [bits("01" * 600), bits("0" * 2000)], [bits("01"), bits("10")]])
-def test_too_little_to_compare_is_0(flows):
-    assert correlation_between(flows) == 0

@@ -3,18 +3,8 @@
 import numpy as np
 import pytest
 
-from lossyprobe.likelihood import (
-    FAMILIES,
-    Likelihood,
-    burst_lengths,
-    gap_lengths,
-    gilbert_elliott_moments,
-    num_lost,
-    num_packets,
-    powers,
-    starts,
-)
-from lossytp.network import GilbertElliott, Trace
+from lossyprobe.likelihood import FAMILIES, Likelihood, burst_lengths, gap_lengths, num_lost, num_packets
+from lossytp.network import Trace
 from tests.probe.recordings import TRUTHS, VALUES, bits, log_likelihood, recorded
 
 SHORT = (400, 3, 1, 200, 30, 800)  # packets of many flows, whose starts weigh
@@ -36,11 +26,6 @@ def test_runs_and_totals_by_hand():
     assert len(burst_lengths([bits("000")])) == len(gap_lengths([bits("000")])) == 0
 
 
-def test_powers_of_a_matrix():
-    base, exponents = np.array([[0.5, 0.2], [0.1, 0.7]]), np.array([0, 1, 2, 13])
-    np.testing.assert_allclose(powers(base, exponents), [np.linalg.matrix_power(base, each) for each in exponents])
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_chain_has_the_loss_rate_and_autocorrelation_of_its_process(name):
     values = np.array(VALUES[name])
@@ -52,14 +37,6 @@ def test_a_chain_has_the_loss_rate_and_autocorrelation_of_its_process(name):
         steps = np.linalg.matrix_power(chain.transition, lag)
         both = (chain.start * chain.loss) @ steps @ chain.loss
         assert (both - rate**2) / (rate * (1 - rate)) == pytest.approx(process.autocorrelation(lag), abs=1e-12)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_odds_and_values_are_inverse_and_choices_share_a_row(name):
-    family, likelihood = FAMILIES[name], Likelihood(FAMILIES[name], recorded(TRUTHS[name], 500))
-    np.testing.assert_allclose(likelihood.values(likelihood.odds(np.array(VALUES[name]))), VALUES[name])
-    together = family.same_row.sum(axis=0)
-    assert together.tolist() == ([2, 2, 2, 1, 2] if name == "four-state Markov" else [1] * len(together))
 
 
 @pytest.mark.parametrize("flows", FLOWS)
@@ -90,28 +67,3 @@ def test_the_top_is_flat_and_above_the_truth(name):
     truth = likelihood.at(np.array([getattr(TRUTHS[name], each) for each in FAMILIES[name].parameters]))
     assert truth - 1e-6 <= likelihood.at(top) < truth + 12  # chi2(5) / 2 is below 12 but for 1 in 10^4
     assert np.abs(likelihood.gradient(likelihood.odds(top))).max() < 0.5  # expected events
-
-
-@pytest.mark.parametrize("name", ["Bernoulli", "simple Gilbert"])
-def test_families_whose_states_show_start_at_the_top(name):
-    values = starts(FAMILIES[name], recorded(TRUTHS[name], 300_000))[0]
-    assert FAMILIES[name].process(values).loss_rate == pytest.approx(TRUTHS[name].loss_rate, rel=0.1)
-    assert FAMILIES[name].process(values).mean_burst_packets == pytest.approx(TRUTHS[name].mean_burst_packets, rel=0.1)
-
-
-@pytest.mark.parametrize("good", [0.0, 0.002])
-def test_moments_find_a_gilbert_elliott_channel_whose_good_loss_is_known(good):
-    truth = GilbertElliott(p_good_to_bad=0.01, p_bad_to_good=0.05, loss_bad=0.3, loss_good=good)
-    values = gilbert_elliott_moments(recorded(truth, 1_000_000), good / truth.loss_rate)
-    np.testing.assert_allclose(values, [0.01, 0.05, 0.3, good], rtol=0.1)
-
-
-@pytest.mark.parametrize(
-    "flow", ["01" * 10, "0" * 20 + "1" * 20, "1" * 60 + "0", "0" * 60 + "1", "0010011" * 9, "01" * 32, "0011" * 40]
-)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_starts_are_processes_whatever_the_flow(name, flow):
-    for values in starts(FAMILIES[name], [bits(flow)]):
-        assert (values > 0).all()
-        assert (values < 1).all()
-        FAMILIES[name].process(values)

@@ -87,10 +87,8 @@ def test_a_processs_text_makes_one_folders_name(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"profile": "huge"}, ["grid.yaml", "huge", "tiny"]),
-        ({"rate": "1.5"}, ["grid.yaml", "loss_rate = 1.5"]),
-        ({"two": "2"}, ["tensor_parallel_size = 2", "list"]),
-        ({"name": "seed"}, ["seed"]),
+        *(({"profile": "huge"}, ["grid.yaml", "huge", "tiny"]), ({"rate": "1.5"}, ["grid.yaml", "loss_rate = 1.5"])),
+        *(({"two": "2"}, ["tensor_parallel_size = 2", "list"]), ({"name": "seed"}, ["seed"])),
         ({"name": "tensor_paralel_size"}, ["grid.yaml", "tensor_paralel_size", "did you mean tensor_parallel_size"]),
     ],
 )
@@ -104,13 +102,10 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
 @pytest.mark.parametrize(
     ("written", "instead", "named"),
     [
-        (GRID, "", "None is not a configuration"),
-        ("base: {{max_steps: 5}}", "base:", "base = None"),
-        ("seeds: 2", "seeds: true", "seeds = True"),
-        ("seeds: 2", "", "seeds is missing"),
+        *((GRID, "", "None is not a configuration"), ("base: {{max_steps: 5}}", "base:", "base = None")),
+        *(("seeds: 2", "seeds: true", "seeds = True"), ("seeds: 2", "", "seeds is missing")),
         ("seeds: 2", "seeds: 2\n    seeds: 3", 'duplicate key "seeds"'),
-        ("seeds: 2", "sedes: 2", "'sedes': did you mean seeds"),
-        ("arm: alone", "arm: 3", "arm"),
+        *(("seeds: 2", "sedes: 2", "'sedes': did you mean seeds"), ("arm: alone", "arm: 3", "arm")),
         ("notebook: 20", "outputs: table.csv\nnotebook: 20", "outputs = 'table.csv'"),
         *(
             ("notebook: 20", f"outputs: ['{name}']\nnotebook: 20", "outputs = ")
@@ -124,8 +119,7 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
             ("arm: alone", f"arm: '{arm}'", "cannot be filled in")
             for arm in ("{{0}}", "{{config}}", "a}}", "{{eval_steps:g}}")
         ),
-        ("tiny:", "1:", "profiles"),
-        ("seeds: 2", "seeds: 2\n    tasks: []", "arms or tasks is empty"),
+        *(("tiny:", "1:", "profiles"), ("seeds: 2", "seeds: 2\n    tasks: []", "arms or tasks is empty")),
     ],
 )
 def test_what_has_not_the_form_of_a_grid_is_refused(tmp_path, written, instead, named):
@@ -141,14 +135,11 @@ def test_what_has_not_the_form_of_a_grid_is_refused(tmp_path, written, instead, 
     assert "\n" not in str(error.value)
 
 
-def test_doubled_braces_of_an_arm_are_braces(tmp_path):
+def test_an_arms_name_has_braces_and_the_rate_of_its_preset(tmp_path):
     load(tmp_path)
     file = tmp_path / "experiments" / "grid.yaml"
     file.write_text(file.read_text().replace("arm: alone", "arm: '{{0}} at {loss_rate:g}'"))
     assert load_experiment(file, "tiny", tmp_path).cells[0].arm == "{0} at 0"
-
-
-def test_an_arms_name_has_the_rate_of_its_preset(tmp_path):
     load(tmp_path)
     file = tmp_path / "experiments" / "grid.yaml"
     arm = "{arm: 'at {loss_rate:g}', loss_type: [g-e], ge_config: [default]}"

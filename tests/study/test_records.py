@@ -1,6 +1,5 @@
 """Records as tables, the seeds that have all their arms, and what runs lost and sent."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +9,7 @@ from lossytp.study.grid import Cell, Experiment
 from lossytp.study.tables import read_experiment, tidy, with_lossless
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record, write_record
-from paper.study import complete_seeds, json_rows, loss_rate_of, speed_and_traffic, unlearned_trainings
+from paper.study import complete_seeds, loss_rate_of, speed_and_traffic, unlearned_trainings
 
 
 def test_tidy_has_a_row_a_record_in_their_order_without_seconds(study):
@@ -40,14 +39,11 @@ def test_the_committed_summary_has_the_columns_of_todays_table():
     assert places == sorted(places), "./run_all.sh figures would write another table"
 
 
-def test_a_setting_that_no_record_has_is_no_column(record):
+def test_tidy_has_no_column_that_no_record_has_and_refuses_a_second_record_of_a_seed(record):
     old, new = record(loss_rate=0.1, seed=0, accuracy=0.5), record(loss_rate=0.1, seed=1, accuracy=0.5)
     old["newer_settings"] = ["mtu_bytes"]
     assert "mtu_bytes" not in tidy([old])
     assert "mtu_bytes" in tidy([old, new])
-
-
-def test_copies_of_a_run_are_no_second_seed(record):
     with pytest.raises(ValueError, match=r"seed 3 at ber 0\.1 has two records"):
         tidy([record(loss_rate=0.1, seed=3, accuracy=0.5), record(loss_rate=0.1, seed=3, accuracy=0.6)])
 
@@ -132,18 +128,6 @@ def test_complete_seeds_does_not_require_a_training_that_does_not_learn(finished
     whole, theirs = complete_seeds(experiment, table, records, unlearned_trainings(table))
     assert whole["arm"].tolist() == ["no loss", "lossy"]
     assert theirs == records[:2]
-
-
-def test_rows_are_json(study, curves):
-    table = curves(study).assign(value=float("inf"))
-    text = json.dumps(json_rows(table[["task", "seed", "value", "ge_config"]].head(1)), allow_nan=False)
-    assert json.loads(text) == [{"task": "docstrings", "seed": 0, "value": None, "ge_config": None}]
-
-
-def test_arms_share_the_runs_without_losses(study, curves):
-    arms = curves(study)
-    assert list(arms["arm"].unique()) == ["alone", "bursts"]
-    assert (arms.groupby("arm").size() == 9).all()
 
 
 def test_pretraining_has_cross_entropies_and_no_accuracy(record):

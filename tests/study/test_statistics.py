@@ -1,26 +1,26 @@
 import math
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from scipy import stats
 
 from lossyprobe.expected_cost import loss_budget, rate_of_drop
 from lossytp.study.statistics import crossed_interval, t_interval
+from lossytp.study.style import save, set_style
 from paper.study import holm
 
 RATES = np.array([0, 0.01, 0.02, 0.05, 0.1, 0.2])
 
 
-def test_t_interval_is_students():
+def test_t_interval_is_students_and_covers():
     values = np.array([0.5, 0.6, 0.8, 0.55])
     expected = stats.t.interval(0.95, 3, values.mean(), values.std(ddof=1) / 2)
     assert t_interval(values)[1:] == pytest.approx(expected)
     assert t_interval(np.array([0.5])) == (0.5, -math.inf, math.inf)
     assert t_interval(values).standard_error(4) == pytest.approx(stats.sem(values))
     assert math.isnan(t_interval(values[:1]).standard_error(1))
-
-
-def test_t_interval_covers():
     samples = np.random.default_rng(0).normal(size=(2000, 3))
     intervals = [t_interval(sample) for sample in samples]
     covered = [interval.low <= 0 <= interval.high for interval in intervals]
@@ -49,13 +49,10 @@ def test_a_crossed_interval_covers_other_seeds_and_other_examples(seed, example,
     assert covered / studies > 0.95 - 4 * math.sqrt(0.95 * 0.05 / studies)
 
 
-def test_holm_by_hand():
+def test_holm_by_hand_and_in_one_of_twenty_studies():
     assert holm(np.array([0.01, 0.04, 0.03, 0.005])).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm(np.array([0.9, 0.8])).tolist() == [1, 1]
     assert holm(np.array([])).tolist() == []
-
-
-def test_holm_errs_in_one_of_twenty_studies():
     draws = np.random.default_rng(0).uniform(size=(4000, 6))
     false = np.mean([holm(study).min() < 0.05 for study in draws])
     assert 0.04 < false < 0.06
@@ -106,3 +103,16 @@ def test_budget_never_reached_is_infinite_and_identical_seeds_have_no_width():
     line = loss_budget(RATES, np.tile(0.7 - 0.4 * RATES, (3, 1)))
     assert line == pytest.approx((0.025, 0.025, 0.025))
     assert loss_budget(RATES, np.array([0.7 - 0.4 * RATES])).high == math.inf
+
+
+def test_save_writes_the_same_bytes_for_the_same_values(tmp_path):
+    mpl.use("Agg")
+    set_style()
+    for name, values in {"a": [1, 2], "b": [1, 2], "c": [1, 3]}.items():
+        figure, ax = plt.subplots()
+        ax.plot(values, label="values")
+        ax.legend()
+        save(figure, tmp_path / name, "f")
+    for file in ("f.png", "f.svg"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+        assert (tmp_path / "a" / file).read_bytes() != (tmp_path / "c" / file).read_bytes()

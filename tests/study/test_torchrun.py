@@ -22,22 +22,16 @@ Root Cause (first observed failure):
 """
 
 
-def test_the_failed_rank_is_named_not_those_that_lost_its_connection():
+def test_the_reason_is_in_the_failing_ranks_own_words_or_torchruns():
     lines = [
         "rank 0: error: the connection to another process is lost: see why that one ended (Connection closed by peer)",
         "rank 1: error: ValueError: loss is not a number",
         *SUMMARY.splitlines(),
     ]
     assert _reason(lines) == "rank 1: error: ValueError: loss is not a number"
-
-
-def test_a_rank_that_was_killed_said_nothing_but_torchrun_knows():
     lines = ["rank 0: error: the connection to another process is lost: see why that one ended (reset by peer)"]
     assert _reason([*lines, *SUMMARY.splitlines()]) == "rank 1: error: Signal 9 (SIGKILL) received by PID 42"
     assert _reason(lines) == lines[0]
-
-
-def test_what_torchrun_itself_says_is_better_than_nothing():
     assert _reason(["Traceback", "OSError: no space left"]) == "OSError: no space left"
     assert _reason(["[0]: exit code 3", "=======", ""]) == "[0]: exit code 3"
     assert _reason([]) == "torchrun said nothing"

@@ -27,9 +27,7 @@ def rows(given: ToleranceConfig) -> list[dict]:
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        ([*range(32)], False),
-        ([1] * 32, True),
-        ([1, 2, 3] * 10, True),
+        *(([*range(32)], False), ([1] * 32, True), ([1, 2, 3] * 10, True)),
         ([*range(16), *range(12)], False),  # 9 of 25 4-grams
         ([*range(10), *range(16)], False),  # 7 of 23
         ([*range(10)] * 2 + [20], False),  # 7 of 18
@@ -96,11 +94,9 @@ def test_finished_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prefills": "none"}, "prefills = 'none'"),
-        ({"prefills": ""}, "prefills = '' is empty"),
+        *(({"prefills": "none"}, "prefills = 'none'"), ({"prefills": ""}, "prefills = '' is empty")),
         ({"prefix_tokens": 8}, "prefix_tokens = 8 is not below prompt_tokens = 8"),
-        ({"new_tokens": 3}, "new_tokens"),
-        ({"prompts": 0}, "prompts"),
+        *(({"new_tokens": 3}, "new_tokens"), ({"prompts": 0}, "prompts")),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(tmp_path: Path, changes: dict, message: str) -> None:

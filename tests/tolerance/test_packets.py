@@ -9,7 +9,7 @@ import torch
 import lossytp as ltp
 from lossytp.tolerance.config import ToleranceConfig
 from lossytp.tolerance.measure import Account, Measurement
-from lossytp.tolerance.packets import Packet, chosen_in, search
+from lossytp.tolerance.packets import Packet, search
 from tests.tolerance.planted import MTU_BYTES, RANKS, TEXT, TOKENS, UNIT, WIDTH, save_planted
 
 BATCH = 8
@@ -116,7 +116,7 @@ def losing(damage: Callable[[set[int]], float]):
     return lose, passes
 
 
-def test_the_strongest_is_lost_alone_and_then_the_others_together():
+def test_the_search_loses_the_strongest_alone_and_the_others_together():
     packets = [packet(layer, sequence, norm=100 - layer) for layer in range(16) for sequence in (0, 1)]
     lose, passes = losing(lambda lost: 5.0 * (0 in lost) + 0.01 * len(lost))
     found = search(packets, lose)
@@ -124,9 +124,6 @@ def test_the_strongest_is_lost_alone_and_then_the_others_together():
     assert found.others == pytest.approx([0.15, 0.15])
     assert found.unexplained == 0
     assert passes == [2, 30]
-
-
-def test_a_critical_packet_that_does_not_stand_out_most_is_found():
     packets = [packet(layer, sequence, norm=100 - layer) for layer in range(6) for sequence in (0, 1)]
     lose, passes = losing(lambda lost: 5.0 * (2 in lost))
     found = search(packets, lose)
@@ -134,15 +131,6 @@ def test_a_critical_packet_that_does_not_stand_out_most_is_found():
     assert found.others == [0, 0]
     assert len(passes) == 6
     assert search([], lose) == ([], [], 0)
-
-
-def test_harm_that_needs_several_packets_is_told_apart():
     packets = [packet(layer, norm=100 - layer) for layer in range(8)]
     lose, _ = losing(lambda lost: 4.0 * ({6, 7} <= lost))
     assert search(packets, lose) == ([], [4.0], 1)
-
-
-def test_packets_are_chosen_by_message():
-    packets = [packet(3), packet(5, message=1)]
-    assert chosen_in(packets, 0) == {(3, "mlp"): {0: [3]}}
-    assert chosen_in(packets, 2) == {}

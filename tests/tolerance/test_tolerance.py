@@ -13,17 +13,8 @@ import lossytp as ltp
 from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.tolerance.__main__ import measure_and_print
-from lossytp.tolerance.config import Setup, ToleranceConfig, parts
-from lossytp.tolerance.measure import (
-    Account,
-    Lossless,
-    Measured,
-    Measurement,
-    Record,
-    Rises,
-    estimate_of,
-    measure,
-)
+from lossytp.tolerance.config import Setup, ToleranceConfig
+from lossytp.tolerance.measure import Account, Lossless, Measured, Measurement, Record, Rises, estimate_of, measure
 from lossytp.tolerance.packets import Found, Packet
 from lossytp.tolerance.report import budget, draw, lines, report_of, table
 from lossytp.training.folder import exclusive_run
@@ -261,10 +252,6 @@ def test_two_measurements_do_not_share_a_folder(text, tmp_path):
         measure_and_print(settings(text, output_dir=str(tmp_path)))
 
 
-def test_lists_are_split_at_commas_outside_parentheses():
-    assert parts("zero, fec(10, 8),hadamard(64),") == ["zero", "fec(10, 8)", "hadamard(64)"]
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -283,8 +270,7 @@ def test_lists_are_split_at_commas_outside_parentheses():
         ({"phases": ","}, "phases = ',' is empty: give one, such as reduce"),
         ({"tensor_parallel_size": 1}, "tensor_parallel_size = 1 is below 2"),
         ({"max_draws": 2, "min_draws": 3}, "max_draws = 2 is below min_draws = 3: give at least as many"),
-        ({"block_size": 1}, "block_size = 1 is below 2"),
-        ({"blocks": 1}, "blocks = 1 is below 2"),
+        *(({"block_size": 1}, "block_size = 1 is below 2"), ({"blocks": 1}, "blocks = 1 is below 2")),
         ({"batch_size": 0}, "batch_size = 0 is below 1"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size = 3 does not divide"),
     ],

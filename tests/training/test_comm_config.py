@@ -28,14 +28,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "own copies": DRIFTING,
     "own copies, resynchronised": {**DRIFTING, "resync_every": 2},
     "own streams, masked backward": {**OWN, "masked_backward": True},
-    "own streams around a ring": {**OWN, "algorithm": "ring"},
     "own streams by a tree, local": {**OWN, "algorithm": "tree", "repair": "local"},
-    "shards": {"sequence_parallel": True},
     "shards, lossy gather": {"sequence_parallel": True, **OWN},
     "adjoint": {"exact_adjoint": True},
     "forward": {"lossy_direction": "forward"},
     **{name: {"control": name} for name in ("elements", "noise")},
-    **{name: {"repair": name} for name in ("stale", "rescale_counted", "fec(10, 8)", "hadamard(64)", "retransmit(1)")},
+    "stale": {"repair": "stale"},
 }
 
 
@@ -53,13 +51,13 @@ def evaluations(record: dict[str, Any], name: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_without_losses_options_change_nothing_and_with_losses_each_matters(folder, name):
-    """But for stale, without earlier values since lengths differ, and shards, which lose what sums lose."""
+    """But for stale, without earlier values since lengths differ."""
     plain, record = short(folder), short(folder, **OPTIONS[name])
     assert curve(record) == pytest.approx(curve(plain), rel=1e-6)
     assert record["final"] == pytest.approx(plain["final"], rel=1e-5)
     lossy = short(folder, **LOSSY, **OPTIONS[name])
     assert curve(lossy) != pytest.approx(curve(plain), rel=1e-3)
-    if name not in ("stale", "shards"):
+    if name != "stale":
         assert curve(lossy) != pytest.approx(curve(short(folder, **LOSSY)), rel=1e-4)
     for point in record["curves"]["eval"]:
         assert point["score_spread_clean"] == point["score_spread_lossy"] == 0
@@ -71,7 +69,7 @@ def train_toy(toy: Callable, where: Path, **values: Any) -> dict[str, Any]:
     return run(toy(output_dir=str(where), **values))
 
 
-@pytest.mark.parametrize(("wire_dtype", "share"), [("bf16", 0.6), ("int8", 0.4), ("fp8", 0.4), ("int4", 0.4)])
+@pytest.mark.parametrize(("wire_dtype", "share"), [("bf16", 0.6), ("int4", 0.4)])
 def test_a_model_learns_over_a_narrower_wire(toy, tmp_path, wire_dtype, share):
     learning = {"max_steps": 40, "learning_rate": 3e-3, "loss_rate": 0.01}
     full, narrow = (train_toy(toy, tmp_path / str(dtype), wire_dtype=dtype, **learning) for dtype in (None, wire_dtype))
@@ -82,10 +80,7 @@ def test_a_model_learns_over_a_narrower_wire(toy, tmp_path, wire_dtype, share):
     assert narrow["config"]["wire_dtype"] == wire_dtype
 
 
-EVERY_STEP = ("stale", "noise", "elements", "own copies", "own streams", "shards, lossy gather", "adjoint")
-
-
-@pytest.mark.parametrize("name", EVERY_STEP)
+@pytest.mark.parametrize("name", ["stale", "noise", "own copies", "shards, lossy gather"])
 def test_evaluating_never_shifts_training(toy, tmp_path, name):
     """Nor does it change the values of stale, the random numbers of noise, or dropout."""
     rare, often = (

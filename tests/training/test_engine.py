@@ -84,16 +84,13 @@ def test_copies_of_norms_do_not_decay_as_norms_do_not():
     assert not [name for name in decaying[1] if "ln_" in name]
 
 
-def test_microbatches_hold_all_examples_and_weigh_by_size():
+def test_microbatches_hold_all_examples_and_weigh_by_predicted_tokens():
     batch = {"input_ids": torch.arange(14).view(7, 2), "labels": torch.arange(7)}
     pieces = list(microbatches(batch, 3))
     assert [len(piece["labels"]) for piece, _ in pieces] == [2, 2, 3]
     assert torch.equal(torch.cat([piece["input_ids"] for piece, _ in pieces]), batch["input_ids"])
     assert [share for _, share in pieces] == [2 / 7, 2 / 7, 3 / 7]
     assert len(list(microbatches(batch, 9))) == 7
-
-
-def test_only_predicted_tokens_count():
     labels = torch.tensor([[5, -100, 6], [7, 8, 9]])
     assert loss_terms(labels) == 3  # a first token is never predicted
     assert [share for _, share in microbatches({"labels": labels}, 2)] == [1 / 3, 2 / 3]
@@ -178,13 +175,10 @@ def test_only_the_last_blocks_norm_and_head_are_trained(toy, tmp_path, trained, 
 @pytest.mark.parametrize(
     ("processes", "values"),
     [
-        (1, {"tensor_parallel_size": 1, "loss_rate": 0.0}),
-        (1, {"tensor_parallel_size": 4, "dropout": 0.1}),
+        *((1, {"tensor_parallel_size": 1, "loss_rate": 0.0}), (1, {"tensor_parallel_size": 4, "dropout": 0.1})),
         (1, {"tensor_parallel_size": 2, "repair": "stale", "max_length": 4}),
-        (1, {**OWN_STREAMS, "unfreeze_last_layers": 2}),
-        (2, {"tensor_parallel_size": 2}),
-        (2, {**DDP, "tensor_parallel_size": 2}),
-        (2, {"pipeline_parallel_size": 2}),
+        *((1, {**OWN_STREAMS, "unfreeze_last_layers": 2}), (2, {"tensor_parallel_size": 2})),
+        *((2, {**DDP, "tensor_parallel_size": 2}), (2, {"pipeline_parallel_size": 2})),
     ],
     ids=str,
 )
@@ -292,10 +286,3 @@ def test_a_device_receives_its_shard_alone(processes, name):
     for share, freed in processes(2, moved_share, name):
         assert share < 0.75
         assert freed
-
-
-def test_virtual_ranks_are_moved_once():
-    config, dense = TrainConfig(tensor_parallel_size=2), tiny_gpt2("classifier", dtype=torch.float32)
-    with patch.object(torch.nn.Module, "to", autospec=True, side_effect=lambda module, *_: module) as to:
-        built = engine.Engine(config, dense, config.network.build(), Layout(2), torch.device("cpu"))
-    assert {id(call.args[0]) for call in to.call_args_list} == {id(built.module)}

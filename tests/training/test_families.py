@@ -34,9 +34,9 @@ def folder(request, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("how", [{}, {"reliable_gather": False}], ids=["shared", "own streams"])
 @pytest.mark.parametrize("kind", ["classification", "regression", "generation", "choice"])
-def test_it_is_trained_saved_and_evaluated(tmp_path, folder, kind, how):
+def test_it_is_trained_saved_and_evaluated(tmp_path, folder, kind):
+    how = {"reliable_gather": folder.name.startswith("llama")}  # and the other family on the ranks' own streams
     record = train(tmp_path, kind, model_name=str(folder), tensor_parallel_size=4, **how)
     assert record["network"]["training"]["lost"] > 0
     reliable = train(tmp_path / "reliable", kind, model_name=str(folder), loss_rate=0.0, **how)

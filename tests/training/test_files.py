@@ -39,7 +39,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_full_disk_is_one_line_and_other_errors_stay():
+def test_a_full_disk_is_one_line_and_other_errors_stay(tmp_path):
     with pytest.raises(ValueError, match=r"^file cannot be written \(No space left.*: make room"), saving(Path("file")):
         raise RuntimeError("of a library") from FULL
     with pytest.raises(ValueError, match=r"\(Permission denied\): fix this"), saving(Path("file")):
@@ -48,9 +48,6 @@ def test_a_full_disk_is_one_line_and_other_errors_stay():
         raise FileNotFoundError(errno.ENOENT, "none")
     with pytest.raises(RuntimeError), saving(Path("file")):
         raise RuntimeError("of a library")
-
-
-def test_a_rust_librarys_error_is_the_operating_systems(tmp_path):
     file = tmp_path / "nowhere" / "file"
     with pytest.raises(ValueError, match=r"^.*file cannot be written \(.*os error 2\)"), saving(file):
         save_file({"a": torch.zeros(2)}, file)
@@ -147,13 +144,6 @@ def test_the_folder_of_another_kind_of_run_is_refused_in_one_line(tmp_path, kind
         check_output_folder(kind(output_dir=str(tmp_path)))
 
 
-def test_no_record_is_none_and_a_written_one_is_read(tmp_path):
-    assert read_record(tmp_path) is None
-    write_record(tmp_path, {"config": {}, "final": {"accuracy": 0.5}})
-    assert read_record(tmp_path)["final"] == {"accuracy": 0.5}
-    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
-
-
 def test_nan_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_record(tmp_path, {"final": float("nan")})
@@ -189,13 +179,6 @@ def test_parameters_that_an_older_record_lacks_have_their_defaults(toy, tmp_path
     assert check_output_folder(toy())["config"] == config
     with pytest.raises(ValueError, match=r"data_parallel_size.*gradient_clipping"):
         check_output_folder(toy(data_parallel_size=2, gradient_clipping=1.0))
-
-
-def test_values_of_an_older_record_are_kept(toy, tmp_path):
-    write_record(tmp_path, {"config": {"max_steps": 7, "of_old": 1}, "final": {}})
-    config = read_record(tmp_path)["config"]
-    assert (config["max_steps"], config["of_old"], config["seed"]) == (7, 1, TrainConfig().network.seed)
-    assert list(config)[:2] == ["max_steps", "of_old"], "in the file's order, which tables show"
 
 
 def test_a_processor_is_named_with_its_generation_if_known(monkeypatch):

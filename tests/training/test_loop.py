@@ -38,17 +38,6 @@ def test_same_seed_same_record_other_seed_another(toy, tmp_path):
     assert records[0]["curves"] != records[2]["curves"]
 
 
-def test_without_losses_every_tensor_parallel_size_gives_the_dense_curve(toy, tmp_path):
-    curves = []
-    for size in (1, 2, 8):
-        record = run(toy(tensor_parallel_size=size, output_dir=str(tmp_path / str(size))))
-        curves.append([point["loss"] for point in record["curves"]["train_loss"]])
-    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
-    assert curves[2] == pytest.approx(curves[0], rel=1e-5)
-    lossy = run(toy(tensor_parallel_size=8, loss_rate=0.5, output_dir=str(tmp_path / "lossy")))
-    assert [point["loss"] for point in lossy["curves"]["train_loss"]] != pytest.approx(curves[0], rel=1e-3)
-
-
 def test_the_toy_task_is_learnt_and_time_to_accuracy_recorded(toy, tmp_path):
     record = run(toy(max_steps=40, eval_steps=5, target_accuracy=0.9, learning_rate=3e-3))
     assert record["final"]["accuracy_clean"] == 1.0

@@ -68,16 +68,6 @@ def test_losses_change_training_and_packets_follow_from_shapes_and_mtu(processes
     assert traffic["observed_loss_rate"] == pytest.approx(0.1, abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "gpipe"])
-def test_evaluating_more_often_does_not_change_training(processes, folder, name):
-    number, values = PARALLELISMS[name]
-    rare, often = (
-        processes(number, train, folder / name, values | LOSSY | changes)[0] for changes in ({}, {"eval_steps": 2})
-    )
-    assert curve(often) == curve(rare)
-    assert often["network"]["training"] == rare["network"]["training"]
-
-
 def test_the_backend_has_the_algorithm_and_the_repair_of_the_configuration(processes, folder):
     """`rescale` multiplies FSDP's parameters too; AdamW would hide a factor of DDP's gradients."""
     number, values = PARALLELISMS["fsdp"]

@@ -33,16 +33,6 @@ def test_a_users_files_are_refused_before_the_first_step_and_stay(toy, tmp_path,
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [place]
 
 
-def test_a_users_files_in_a_finished_runs_folders_stay(toy, tmp_path):
-    done = run(toy(max_steps=1))
-    for place in PLACES:
-        (tmp_path / "run" / place).mkdir()
-        (tmp_path / "run" / place / "thesis").write_text("x")
-    assert run(toy(max_steps=1)) == done
-    for place in PLACES:
-        assert (tmp_path / "run" / place / "thesis").read_text() == "x"
-
-
 def test_a_file_put_into_a_models_folder_during_training_is_not_deleted(toy, tmp_path, monkeypatch):
     save = saved_models.save_model
 

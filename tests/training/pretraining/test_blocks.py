@@ -3,7 +3,6 @@
 import multiprocessing
 from collections import Counter
 from itertools import chain, islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -204,15 +203,6 @@ def test_the_next_portion_is_read_while_this_one_is_used(documents, tokenizer, m
     assert blocks.batch(10).equal(other.batch(11)[1:])
 
 
-@pytest.mark.slow
-def test_reading_ahead_ends_with_the_program(documents, tokenizer, monkeypatch):
-    blocks = packed(corpus(str(documents / "*"), split="train"), tokenizer)
-    blocks.batch(1)
-    monkeypatch.setattr(packing.threading, "main_thread", lambda: SimpleNamespace(is_alive=lambda: False))
-    with pytest.raises(RuntimeError, match="nobody needs this portion"):
-        blocks._read(1, blocks.position, blocks._rest)
-
-
 def test_an_error_in_a_later_portion_reaches_the_caller_when_it_is_needed(documents, tokenizer, monkeypatch):
     monkeypatch.setattr(packing, "SHUFFLED_BLOCKS", 3)
     (documents / "b.txt").write_bytes(b"\xff")
@@ -229,13 +219,6 @@ def test_only_the_seed_determines_the_order(documents, tokenizer, monkeypatch):
     assert first.equal(again)
     assert not first.equal(other)
     assert not first.equal(all_blocks(text, tokenizer, block_size=BLOCK)[:40])
-
-
-def test_batches_of_any_size_give_the_same_blocks(documents, tokenizer, monkeypatch):
-    monkeypatch.setattr(packing, "SHUFFLED_BLOCKS", 10)
-    text = corpus(str(documents / "*"), split="train")
-    whole, pieces = packed(text, tokenizer), packed(text, tokenizer)
-    assert whole.batch(36).equal(torch.cat([pieces.batch(size) for size in (1, 15, 20)]))
 
 
 @pytest.mark.parametrize("streaming", [True, False])

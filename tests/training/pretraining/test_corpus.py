@@ -12,7 +12,7 @@ import torch
 
 from lossytp.training import corpus as corpora
 from lossytp.training.config import PretrainConfig
-from lossytp.training.corpus import BEGINNING, HELD_OUT_END, STDLIB, Position, corpus
+from lossytp.training.corpus import HELD_OUT_END, STDLIB, Position, corpus
 from lossytp.training.text import token_losses, training_text, validation_text
 from tests.training.pretraining.documents import document, write
 
@@ -29,12 +29,6 @@ def taken(text, start, number):
 def test_documents_are_the_rows_of_all_files_in_order_and_whole_other_files(documents):
     texts = list(corpus(str(documents / "*"), split="train").texts())
     assert texts == [*(document(i) for i in range(40) if i != 30), "läst\n"]
-
-
-def test_passes_follow_each_other_without_end(documents):
-    text = corpus(str(documents / "*"), split="train")
-    once = list(text.texts())
-    assert taken(text, BEGINNING, 100) == (once * 3)[:100]
 
 
 def test_the_rest_is_the_same_from_any_position(documents):
@@ -156,8 +150,7 @@ def test_rows_without_text_are_no_documents_and_a_compressed_text_is_one(tmp_pat
         ("a.csv", "", "has no column 'text', but none"),
         ("a.parquet", {"id": [1], "body": ["x"]}, "has no column 'text', but id, body"),
         ("a.parquet", {"text": [["a"]]}, r"is no text, {'text': \['a'\]}"),
-        ("a.jsonl", '{"text": 5}', "is no text, {'text': 5}"),
-        ("a.jsonl", '{"text": "x"', "cannot be read"),
+        *(("a.jsonl", '{"text": 5}', "is no text, {'text': 5}"), ("a.jsonl", '{"text": "x"', "cannot be read")),
         ("a.jsonl.gz", gzip.compress(b'{"text": "x"}' * 99, mtime=0)[:-9], "cannot be read"),
         ("a.txt.gz", gzip.compress(bytes(2**21), mtime=0), "NUL at character 0"),
     ],

@@ -206,14 +206,6 @@ def test_an_evaluation_that_is_not_finite_ends_the_run_with_a_record_and_exports
     assert not [name for name in ("model.safetensors", "README.md") if (folder / name).exists()]
 
 
-def test_without_validation_files_some_documents_are_held_out(pretrain):
-    config = pretrain(validation_glob=None, batch_size=2)
-    record = run(config)
-    held_out = list(validation_text(config).texts())
-    assert 1 <= len(held_out) <= 20
-    assert record["data"]["validation_tokens"] >= 16
-
-
 def test_a_users_tokenizer(pretrain):
     first = pretrain()
     run(first)

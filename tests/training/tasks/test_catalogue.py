@@ -155,18 +155,12 @@ def test_the_real_data(name, tmp_path, monkeypatch):
 LONG = "Return something that takes a hundred characters to say " * 3
 
 
-def test_names_and_aliases_are_masked_whole():
+def test_docstrings_are_masked_read_and_split_by_module():
     text = "numpy.ndarray, np.sum, PyTorch, SciPy; torchvision and input stay"
     assert mask_names(text) == "lib.ndarray, lib.sum, lib, lib; torchvision and input stay"
-
-
-def test_functions_classes_and_methods_are_read_and_broken_code_is_skipped():
     source = f'class A:\n    """{LONG}a"""\n    def f(self):\n        """{LONG}b"""\n\ndef g():\n    """short"""\n'
     assert docstrings_of(source) == [" ".join(f"{LONG}{end}".split()) for end in "ab"]
     assert docstrings_of("def broken(:") == []
-
-
-def test_a_module_is_in_one_split_and_about_15_percent_are_test():
     assert split_of("numpy/linalg.py") == split_of("numpy/linalg.py")
     shares = [split_of(f"m{number}.py") == "test" for number in range(4000)]
     assert 0.13 < sum(shares) / len(shares) < 0.17

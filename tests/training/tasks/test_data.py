@@ -62,21 +62,12 @@ def texts_in(split, tokenizer, example):
     ]
 
 
-def test_a_batch_is_padded_on_the_right():
+def test_a_batch_is_padded_on_the_right_and_a_missing_option_masked():
     batch = split_of([[5, 5, 5], [6] * 5], labels=[0, 1]).batch(np.array([0, 1]))
     assert batch["input_ids"].tolist() == [[5, 5, 5, PAD, PAD], [6] * 5]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1] * 5]
     assert batch["labels"].tolist() == [0, 1]
     assert batch["labels"].dtype == torch.int64
-
-
-def test_numbers_stay_numbers():
-    batch = split_of([[5], [6]], labels=[2.5, 0.25], kind="regression").batch(np.array([1, 0]))
-    assert batch["labels"].tolist() == [0.25, 2.5]
-    assert batch["labels"].dtype == torch.float32
-
-
-def test_every_option_is_in_the_batch_and_a_missing_one_is_masked():
     split = split_of([[1, 1], [2], [3, 3, 3], [4], [5]], options=[2, 3], labels=[1, 0], kind="multiple choice")
     batch = split.batch(np.array([0, 1]))
     assert batch["input_ids"].tolist() == [[[1, 1, 0], [2, 0, 0], [1, 1, 0]], [[3, 3, 3], [4, 0, 0], [5, 0, 0]]]
@@ -145,11 +136,6 @@ def test_the_order_does_not_follow_a_file_sorted_by_class():
     split = split_of([[1, 2]] * 400, labels=[0] * 200 + [1] * 200)
     batches = [split.labels[indices].mean() for indices in evaluation_batches(split, batch_size=50)]
     assert 0.25 < min(batches) < max(batches) < 0.75
-
-
-def test_the_length_of_a_multiple_choice_is_its_longest_options():
-    split = split_of([[1], [2] * 4, [3] * 3, [4]], options=[2, 2], kind="multiple choice")
-    assert split.lengths().tolist() == [4, 3]
 
 
 PAIRS = [

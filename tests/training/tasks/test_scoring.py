@@ -168,9 +168,6 @@ def test_agrees_with_scikit_learn():
     result = score(logits, labels)
     assert result["accuracy"] == result["score"] == accuracy_score(labels, logits.argmax(1))
     assert result["cross_entropy"] == pytest.approx(log_loss(labels, probabilities), rel=1e-5)
-
-
-def test_matthews_correlation_and_f1_if_asked_for():
     generator = np.random.default_rng(1)
     logits, labels = generator.normal(size=(300, 2)), generator.integers(2, size=300)
     result = score(logits, labels, ("matthews_correlation", "f1"))
