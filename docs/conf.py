@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pages import copy_lessons, write_study
+from pages import copy_lessons, write_ratios, write_study
 
 import lossytp
 
@@ -38,6 +38,7 @@ napoleon_use_ivar = True
 
 copy_lessons(Path(__file__).parent)
 write_study(Path(__file__).parent)
+write_ratios(Path(__file__).parent)
 
 
 def in_rst(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:

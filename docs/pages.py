@@ -66,3 +66,24 @@ def _claims_of(module: str) -> list[Callable]:
 
 def _text(docs: Path, name: str) -> str:
     return (docs.parent / "paper" / name).read_text(encoding="utf-8")
+
+
+def write_ratios(docs: Path) -> None:
+    """Write a page with the speed ratios that `./run_all.sh bench` has measured."""
+    lines = ["# Speed", "", "`./run_all.sh bench` measures these ratios side by side, on one thread: the median of the"]
+    lines += [
+        "repeats, between its quartiles.",
+        "",
+        "| line | arm | ratio | quartiles | repeats | target |",
+        "|---|---|---|---|---|---|",
+    ]
+    records = [json.loads(file.read_text("utf-8")) for file in sorted((docs.parent / "results/bench").glob("*.json"))]
+    for record in records:
+        for arm, found in record["ratios"].items():
+            low, high = found["quartiles"]
+            row = f"{record['line']}, against {record['against']} | {arm} | {found['ratio']:.3g}"
+            lines.append(
+                f"| {row} | {low:.3g} to {high:.3g} | {record['arms'][arm]['repeats']} | {found['target'] or ''} |"
+            )
+    machines = {json.dumps(record["environment"] | {"commit": record["commit"]}) for record in records}
+    write_if_changed(docs / "study" / "speed.md", "\n".join([*lines, "", *sorted(machines)]) + "\n")
