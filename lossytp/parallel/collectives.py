@@ -105,9 +105,6 @@ class LossyCollective:
     """Exchange messages between the ranks of `group` over `network`.
 
     `memories` hold what last arrived, for repairs that remember it: by the network's block, then by site.
-
-    Raises:
-        TypeError: if an argument is of another type.
     """
 
     network: LossyNetwork
@@ -261,11 +258,6 @@ def quantised(rows_LN: Tensor, wire_dtype: str, hops: Hops) -> Tensor:
     Each contribution is rounded once, also the part that a rank sums itself, and so are the sum of an all-reduce and
     each chunk of an all-gather. With `direct` this is all that crosses a link. Partial sums on their way, which real
     systems round at every hop, and what a repair encodes are not rounded again. No gradient knows of the rounding.
-
-    Args:
-        rows_LN: contributions or results, in any floating-point dtype.
-        wire_dtype: one of `RANGES`.
-        hops: of the whole message.
     """
     block, (lowest, highest), result_LN = WIRE_DTYPES[wire_dtype][1], RANGES[wire_dtype], torch.empty_like(rows_LN)
     for start, stop in first_spans(hops, rows_LN.shape[1]):
