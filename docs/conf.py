@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pages import copy_lessons, copy_study
+from pages import copy_lessons, copy_study, write_ratios
 
 import lossytp
 
@@ -37,6 +37,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 copy_lessons(Path(__file__).parent)
+write_ratios(Path(__file__).parent)
 copy_study(Path(__file__).parent)
 
 

@@ -41,4 +41,23 @@ def copy_study(docs: Path) -> None:
     runs = len(list((docs.parent / "results" / "paper" / "runs").iterdir()))
     start = f"# The study\n\nThe study trained {runs:,} runs. Each question has a notebook that reads records.\n"
     start += "The paper itself is `results/paper/lossytp.pdf`.\n\n```{toctree}\n"
-    write_if_changed(docs / "study" / "index.md", start + "\n".join(QUESTIONS) + "\n```\n")
+    pages = [*QUESTIONS, *(["speed"] if (docs / "study" / "speed.md").exists() else [])]
+    write_if_changed(docs / "study" / "index.md", start + "\n".join(pages) + "\n```\n")
+
+
+def write_ratios(docs: Path) -> None:
+    """Write a page with the speed ratios that `./run_all.sh bench` has measured, if it has measured any."""
+    records = [json.loads(file.read_text("utf-8")) for file in sorted((docs.parent / "results/bench").glob("*.json"))]
+    if not records:
+        return
+    said = "measures these ratios side by side, on one thread: the median of the repeats, between its quartiles."
+    lines = ["# Speed", "", f"`./run_all.sh bench` {said}", ""]
+    lines += ["| line | arm | ratio | quartiles | repeats | target |", "|---|---|---|---|---|---|"]
+    for record in records:
+        for arm, found in record["ratios"].items():
+            low, high = found["quartiles"]
+            row = [f"{record['line']}, against {record['against']}", arm, f"{found['ratio']:.3g}"]
+            row += [f"{low:.3g} to {high:.3g}", str(record["arms"][arm]["repeats"]), str(found["target"] or "")]
+            lines.append(f"| {' | '.join(row)} |")
+    machines = {json.dumps(record["environment"] | {"commit": record["commit"]}) for record in records}
+    write_if_changed(docs / "study" / "speed.md", "\n".join([*lines, "", *sorted(machines)]) + "\n")

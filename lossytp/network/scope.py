@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from operator import add
 from typing import Any, NamedTuple
 
 from lossytp.network.checks import check_known, refuse_if
@@ -124,9 +125,8 @@ class Counters:
 
 
 def _add(table: dict[Row, list[int]], row: Row, counts: Sequence[int]) -> None:
-    totals = table.setdefault(row, [0] * len(counts))
-    for column, count in enumerate(counts):
-        totals[column] += count
+    totals = table.get(row)
+    table[row] = list(counts) if totals is None else list(map(add, totals, counts))
 
 
 def _total(rows: list[dict]) -> dict:

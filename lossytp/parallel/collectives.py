@@ -95,9 +95,6 @@ class LossyCollective:
     """Exchange messages between the ranks of `group` over `network`.
 
     `memories` hold what last arrived, for repairs that remember it: by the network's block, then by site.
-
-    Raises:
-        TypeError: if an argument is of another type.
     """
 
     network: LossyNetwork
@@ -251,11 +248,6 @@ def quantised(rows_LN: Tensor, wire_dtype: str, hops: Hops) -> Tensor:
     Each contribution is rounded once, also the part that a rank sums itself, and so are the sum of an all-reduce and
     each chunk of an all-gather. With `direct` this is all that crosses a link. Partial sums on their way, which real
     systems round at every hop, and what a repair encodes are not rounded again. No gradient knows of the rounding.
-
-    Args:
-        rows_LN: contributions or results, in any floating-point dtype.
-        wire_dtype: one of `RANGES`.
-        hops: of the whole message.
     """
     block, (lowest, highest), result_LN = WIRE_DTYPES[wire_dtype][1], RANGES[wire_dtype], torch.empty_like(rows_LN)
     for start, stop in first_spans(hops, rows_LN.shape[1]):
@@ -297,6 +289,8 @@ class Message(NamedTuple):
 
     def rows_of(self, positions: Sequence[int]) -> list[int]:
         """Return the rows of those of the positions that are in this process."""
+        if len(self.positions) == len(self.ranks):
+            return list(positions)
         return [self.positions.index(position) for position in positions if position in self.positions]
 
     def lost(self) -> Iterator[tuple[Hop, np.ndarray, list[int]]]:
@@ -396,15 +390,12 @@ def _fill_(message: Message, repair: Repair) -> None:
 @fills(Zero)
 def zero_(message: Message, repair: Repair) -> None:
     """Set what is missing to zero."""
-    rows, starts, stops = [], [], []
-    for hop, packets, here in message.lost():
-        first = hop.start + packets * message.capacity
-        for row in here if len(packets) else ():
-            rows.append(np.full(len(packets), row))
-            starts.append(first)
-            stops.append(np.minimum(first + message.capacity, hop.stop))
-    if rows:
-        _zero_spans_(message.rows_LN, *(np.concatenate(parts) for parts in (rows, starts, stops)))
+    lost = [(row, hop, packets) for hop, packets, here in message.lost() if len(packets) for row in here]
+    if lost:
+        counts = [len(packets) for _, _, packets in lost]
+        rows, firsts, stops = np.repeat([(row, hop.start, hop.stop) for row, hop, _ in lost], counts, axis=0).T
+        starts = firsts + np.concatenate([packets for _, _, packets in lost]) * message.capacity
+        _zero_spans_(message.rows_LN, rows, starts, np.minimum(starts + message.capacity, stops))
 
 
 @fills(Rescale)
@@ -492,44 +483,43 @@ def hadamard_(message: Message, repair: Hadamard) -> None:
         rows = message.rows_of(hop.positions) if len(packets) else []
         if not rows:
             continue
-        here: Any = rows if len(rows) > 1 else slice(rows[0], rows[0] + 1)  # the processor waits for a GPU after a list
-        sent_LN = message.rows_LN[here, hop.start : hop.stop]
+        sent = [message.rows_LN[row, hop.start : hop.stop] for row in rows]
         if not len(protected):
-            message.rows_LN[here, hop.start : hop.stop] = without_coefficients(sent_LN, packets, repair, capacity, seed)
+            remove_coefficients_(sent, packets, repair, capacity, seed)
             continue
-        num_packets, length = hop.num_packets(capacity), sent_LN.shape[1]
-        others = on_device(message.unprotected(hop, protected), sent_LN.device)
-        sent_LPC = pad(sent_LN, (0, num_packets * capacity - length)).view(len(rows), num_packets, capacity)
+        num_packets, length = hop.num_packets(capacity), len(sent[0])
+        others = on_device(message.unprotected(hop, protected), sent[0].device)
+        sent_LPC = pad(torch.stack(sent), (0, num_packets * capacity - length)).view(len(rows), num_packets, capacity)
         others_LN = sent_LPC[:, others].view(len(rows), -1)
-        kept_LN = without_coefficients(others_LN, packets, repair, capacity, seed)
-        sent_LPC[:, others] = kept_LN.view(len(rows), -1, capacity)
-        message.rows_LN[here, hop.start : hop.stop] = sent_LPC.view(len(rows), -1)[:, :length]
+        remove_coefficients_(list(others_LN), packets, repair, capacity, seed)
+        sent_LPC[:, others] = others_LN.view(len(rows), -1, capacity)
+        message.rows_LN[rows, hop.start : hop.stop] = sent_LPC.view(len(rows), -1)[:, :length]
 
 
-def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard, capacity: int, seed: int) -> Tensor:
-    """Return the rows without the coefficients of Hadamard's transform that the missing `packets` carry.
+def remove_coefficients_(sent: list[Tensor], packets: np.ndarray, repair: Hadamard, capacity: int, seed: int) -> None:
+    """Remove from rows (N,) the coefficients of Hadamard's transform that the missing `packets` carry.
 
     The elements get random signs, and B blocks of S elements are transformed. Coefficient i of block j is number
-    i * B + j on the wire, so a packet of `capacity` elements carries at most one coefficient of a block.
+    i * B + j on the wire, so a packet of `capacity` elements carries at most one coefficient of a block. Only the A
+    blocks that lack one are computed.
     """
-    length = sent_LN.shape[1]
+    length, dtype, device = len(sent[0]), sent[0].dtype, sent[0].device
     size = repair.block_for(length, capacity)
     blocks = -(-length // size)
-    carried = min(capacity, size * blocks)
-    lost_PC = torch.zeros(-(-size * blocks // carried), carried, dtype=torch.bool, device=sent_LN.device)
-    lost_PC.index_fill_(0, on_device(packets, sent_LN.device), True)
-    lost_BS = lost_PC.view(-1)[: size * blocks].view(size, blocks).t().contiguous()
-    affected_B1 = lost_BS.any(1, keepdim=True)
-    matrix = _hadamard_matrix(size, sent_LN.dtype, sent_LN.device)
-    signs_BS = signs_of(seed, blocks * size, sent_LN.dtype, sent_LN.device).view(blocks, size)
-    result_LN = torch.empty_like(sent_LN)
-    for sent_N, result_N in zip(sent_LN, result_LN, strict=True):
+    numbers = (packets[:, None] * capacity + np.arange(capacity)).ravel()  # of lost coefficients, on the wire
+    coefficient, block = np.divmod(numbers[: np.searchsorted(numbers, size * blocks)], blocks)
+    has_lost = np.bincount(block, minlength=blocks) > 0
+    affected, block = np.flatnonzero(has_lost), (np.cumsum(has_lost) - 1)[block]
+    rows = np.resize(affected, max(len(affected), min(blocks, 32)))  # a product of fewer rows rounds differently
+    affected_A, lost, rows_A = (on_device(each, device) for each in (affected, block * size + coefficient, rows))
+    matrix = _hadamard_matrix(size, dtype, device)
+    signs_AS = signs_of(seed, blocks * size, dtype, device).view(blocks, size)[rows_A]
+    for sent_N in sent:
         values_BS = pad(sent_N, (0, blocks * size - length)).view(blocks, size)
-        coefficients_BS = (values_BS * signs_BS) @ matrix
-        coefficients_BS.masked_fill_(lost_BS, 0)
-        back_BS = (coefficients_BS @ matrix) * signs_BS
-        result_N.copy_(torch.where(affected_B1, back_BS, values_BS).view(-1)[:length])
-    return result_LN
+        coefficients_AS = (values_BS[rows_A] * signs_AS) @ matrix
+        coefficients_AS.view(-1).index_fill_(0, lost, 0)
+        back_AS = (coefficients_AS @ matrix).mul_(signs_AS)
+        sent_N.copy_(values_BS.index_copy_(0, affected_A, back_AS[: len(affected)]).view(-1)[:length])
 
 
 @lru_cache(maxsize=16)  # this and the signs stay in the device's memory

@@ -24,10 +24,7 @@ PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
 
 
 def parallelize_dtensor(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
-    """Return a tensor-parallel copy of `model` over the processes of a 1-D mesh, one rank each.
-
-    The errors are those of `lossytp.parallelize`.
-    """
+    """Return a tensor-parallel copy of `model` over the processes of a 1-D mesh, one rank each."""
     ranks = mesh.size()
 
     def sharded(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -432,7 +432,7 @@ def keep_freed_memory() -> None:
     """Let glibc's malloc keep what is freed until the process ends. Other C libraries are left alone.
 
     It would give blocks above 32 MiB, such as logits, back to the kernel, and each new one costs a page fault for every
-    4 KiB: a third of the time of pretraining over losses (`python -m tests.bench.pretraining`).
+    4 KiB: a third of the time of pretraining over losses.
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt

