@@ -150,6 +150,19 @@ def the_quadratic_form_tells_networks_apart(results: Results) -> Claim:
     return Claim(off["quadratic form"] < min(1.5, off["squared error"]), numbers)
 
 
+@claim
+def packet_size_has_no_sign(results: Results) -> Claim:
+    """Require that small packets cost one model less, and large ones another, as predicted, beyond the interval."""
+    rows = results["lost_together"]
+    small, large = ([row for row in rows if row["network"] == name] for name in ("216 bytes", "9,000 bytes"))
+    cheaper = [
+        {row["model"] for row in sized if row["measured"] + row["half width"] < 1 and row["quadratic form"] < 1}
+        for sized in (small, large)
+    ]
+    numbers = {"small": min(row["measured"] for row in small), "large": min(row["measured"] for row in large)}
+    return Claim(bool(cheaper[0]) and bool(cheaper[1]) and cheaper[0] != cheaper[1], numbers)
+
+
 def main() -> None:
     """Measure as the command line says."""
     torch.set_num_threads(1)
