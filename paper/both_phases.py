@@ -53,10 +53,11 @@ has 6.08. Arms that played no part in finding this:
 - what keeps a token's norm up without its sums, or its gradient down, softens the failure but does not cure it: the
   first block reliable, embeddings x 11, an epsilon of 0.1 (0.2 to 0.6).
 
-Found so far, in nats of clean cross-entropy after 200 steps, one seed: no loss 6.08, both phases 6.77; masked by what
-arrived 6.13, masked at random 6.69. Llama's shape: 6.04, 6.83 and, masked, 6.22. Rings: both phases 8.16, masked 6.35,
-which is 0.27 above no loss, and so above what was predicted: rings lose most of a sum in their reduce phase too, and
-there no rank knows what was lost.
+Found so far, in nats of clean cross-entropy after 200 steps above no loss (6.08; 6.04 in Llama's shape), over three
+seeds: both phases 0.78, masked by what arrived 0.04. Over one seed: masked at random 0.62; exact gradient 0.02; forward
+alone 1.15, and masked 0.04; the reduce phase 0.02. An epsilon of 0.1 was predicted to soften the failure, and does not
+(0.85). Llama's shape: 0.78 and, masked, 0.17. Rings: 2.08 and, masked, 0.27, more than was predicted: rings lose most of
+a sum in their reduce phase too, and there no rank knows what was lost.
 """
 
 import json
@@ -546,7 +547,11 @@ def answer(study: Study) -> dict[str, Any]:
     rows = rises(json.loads(file.read_text(encoding="utf-8")) for file in files)
     study.draw(arms_figure(rows), "both_phases")
     means = rows.groupby("arm", sort=False)["rise"].agg(["mean", "min", "max", "count"]).reset_index()
-    return {"steps": 200, "arms": json_rows(means), "rises": json_rows(rows)}
+    _, tuned, _ = study.runs("05_masked_backward")
+    tuned = tuned.pivot_table(index=["loss_rate", "seed"], columns="arm", values="accuracy_lossy")
+    gains = (tuned["masked backward pass"] - tuned["both phases"]).dropna().rename("gain").reset_index()
+    fine_tuning = json_rows(gains.groupby("loss_rate")["gain"].agg(["mean", "min", "count"]).reset_index())
+    return {"steps": 200, "arms": json_rows(means), "rises": json_rows(rows), "fine_tuning": fine_tuning}
 
 
 def ends(results: Results, arm: str) -> dict[str, float]:
@@ -569,6 +574,16 @@ def a_masked_backward_pass_trains(results: Results) -> Claim:
     """Require that every one of three seeds trains with the mask."""
     arm = ends(results, "gradients masked by what arrived")
     return Claim(arm["max"] < TRAINS and arm["count"] >= 3, {"rise": arm["mean"], "at most": arm["max"]})
+
+
+@claim
+def the_mask_helps_fine_tuning(results: Results) -> Claim:
+    """Require that accuracy is higher with the mask at every rate and seed, three of each at least."""
+    rows = results["fine_tuning"]
+    holds = len(rows) >= 3 and min(row["count"] for row in rows) >= 3 and min(row["min"] for row in rows) > 0
+    return Claim(
+        holds, {"least": 100 * min(row["mean"] for row in rows), "most": 100 * max(row["mean"] for row in rows)}
+    )
 
 
 @claim

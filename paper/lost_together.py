@@ -9,6 +9,9 @@ p (1 - p) c^d at a distance of d packets, with c = 1 - (transition rates) of the
 Predicted before the first of these measurements, for 1 % loss and in multiples of the direct exchange's slope: the
 quadratic form is within a quarter of every network. The squared error alone misses rings and large packets by more than
 a quarter, always on the low side.
+
+Found: the quadratic form is within 23 % of every network in both models. The squared error misses as was predicted, but
+on the high side too: it has no place for packets that cost less because their parts cancel.
 """
 
 import json
