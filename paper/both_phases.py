@@ -56,8 +56,8 @@ has 6.08. Arms that played no part in finding this:
 Found so far, in nats of clean cross-entropy after 200 steps above no loss (6.08; 6.04 in Llama's shape), over three
 seeds: both phases 0.78, masked by what arrived 0.04. Over one seed: masked at random 0.62; exact gradient 0.02; forward
 alone 1.15, and masked 0.04; the reduce phase 0.02. An epsilon of 0.1 was predicted to soften the failure, and does not
-(0.85). Llama's shape: 0.78 and, masked, 0.17. Rings: 2.08 and, masked, 0.27, more than was predicted: rings lose most of
-a sum in their reduce phase too, and there no rank knows what was lost.
+(0.85). Llama's shape: 0.78 and, masked, 0.17. Rings: 2.08 and, masked, 0.27, more than was predicted: rings lose most
+of a sum in their reduce phase too, and there no rank knows what was lost.
 """
 
 import json
