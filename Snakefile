@@ -27,6 +27,7 @@ OWN = "01_tolerance" not in FOLDERS  # grids that are not the study's
 CHECKS = [] if OWN else CHECKS
 SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # lists the runs in the figures
 DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
+TASKS = [str(file) for file in Path("notebooks").glob("*.yaml")]
 LIBRARY = [str(file) for each in ("network", "study", "training") for file in Path("lossytp", each).glob("*.py")]
 
 TOLERANCE = ("51_tolerance", ["tolerance"], ["01_tolerance", "01_tolerance_of_both_phases", "03_rings"], [])
@@ -103,7 +104,7 @@ rule runs:
         [] if CELLS_EXIST else TABLES,
         LIBRARY,
         "notebooks/50_runs.ipynb",
-        "notebooks/tasks.yaml",
+        TASKS,
         "paper/study.py",
     output:
         SUMMARY,
@@ -131,7 +132,7 @@ for notebook, figures, experiments, files in QUESTIONS:
             sorted(str(file) for each in files if "*" in each for file in Path(RESULTS).glob(each)),
             LIBRARY,
             f"notebooks/{notebook}.ipynb",
-            "notebooks/tasks.yaml",
+            TASKS,
             [f"paper/{each}.py" for each in (notebook.partition("_")[2], "study", *USES.get(notebook, ()))],
         output:
             f"{RESULTS}/answers/{notebook.partition('_')[2]}.json",
