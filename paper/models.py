@@ -20,6 +20,7 @@ Shapes: N sequences, B of them in one message, T tokens of each, V words, M elem
 import copy
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
@@ -513,8 +514,8 @@ def slopes_differ(results: Results) -> Claim:
 def random_weights_bear_any_loss(results: Results) -> Claim:
     """Require that the control's slope is under a tenth of every trained model's."""
     controls = [row["high"] for row in results["models"] if row["model"].endswith(SCRATCH)]
-    least = min(row["slope"] for row in trained(results))
-    return Claim(bool(controls) and max(controls) < least / 10, {"at most": max(controls), "least": least})
+    least, most = min(row["slope"] for row in trained(results)), max(controls, default=math.inf)
+    return Claim(most < least / 10, {"at most": most, "least": least})
 
 
 @claim

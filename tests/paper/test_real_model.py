@@ -51,11 +51,12 @@ def test_the_strongest_packet_stands_beside_usual_ones(tmp_path):
     for block, (norm, rise) in enumerate([(100.0, 8.0), (300.0, 12.0)]):
         rows += [f"3,mlp,{block},strongest,0,1,0,{norm},{rise}", f"3,mlp,{block},top 10 %,0,1,5,20,1.0"]
         rows += [f"3,mlp,{block},rest,0,1,{token},{token},0.0{token}" for token in (1, 2, 3)]
+    rows += ["3,mlp,0,top 1 %,0,1,7,400,0.01", "3,mlp,1,top 1 %,0,1,7,400,0.2"]  # as strong, and harmless or not
     file = tmp_path / "packets.csv"
     file.write_text("\n".join(rows))
     assert strongest_packet(file) == {
         "layer": 3, "module": "mlp", "blocks": 2, "norm": 200.0, "usual_norm": 3.0, "rise": 10.0, "least_rise": 8.0,
-        "usual_rise": 0.03,
+        "usual_rise": 0.03, "harmless": 1,
     }  # fmt: skip
 
 

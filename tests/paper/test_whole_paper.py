@@ -99,7 +99,7 @@ def test_a_claim_that_is_no_longer_true_stops_the_paper_with_its_numbers_and_sen
         if false in answer.get("claims", {}):
             answer["claims"][false]["holds"] = False
             file.write_text(json.dumps(answer))
-    with pytest.raises(typst.TypstError, match=f"(?s)the claim {false} is no longer true, with .*: [A-Z][a-z]* "):
+    with pytest.raises(typst.TypstError, match=f"(?s)the claim {false} is no longer true, with .*: [A-Z][a-z]*[, ]"):
         pages(root, "lossytp")
 
 
