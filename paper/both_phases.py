@@ -493,7 +493,7 @@ SHOWN = {
     "backward": "backward alone",
     "epsilon 1e-1": "larger epsilon of the norms",
     "scale detached": "scale of the norms detached",
-    "summed where outputs are": "gradients summed at g",
+    "summed where outputs are": "gradients summed elsewhere",
     "gradients masked at random": "gradients masked at random",
     "gradients of tokens capped": "each token's gradient capped",
     "first block reliable": "first block reliable",
