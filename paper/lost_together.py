@@ -107,7 +107,7 @@ def measure(config: LostTogetherConfig) -> dict[str, Any]:
     """Return the results by network; a network that has a record is not measured again."""
     found = {}
     for network, changes in NETWORKS.items():
-        file = record_of(Path(config.output_dir), config.model_name, network)
+        file = record_of(Path(config.output_dir), Path(config.model_name).stem, network)
         changed = config.replace(**changes)
         found[network] = kept(file, changed, partial(measured_on, changed))
     return found

@@ -265,7 +265,8 @@ def kept(
         record = json.loads(file.read_text(encoding="utf-8"))
         differ = [name for name, value in settings.items() if record["settings"].get(name) != value]
         if differ:
-            raise ValueError(f"{file} has another {differ[0]}: give the same, or another output_dir")
+            ours, theirs = settings[differ[0]], record["settings"].get(differ[0])
+            raise ValueError(f"{file} has {differ[0]} = {theirs!r}, not {ours!r}: give that, or another output_dir")
         return record
     record = measure() | {"settings": settings, "commit": commit()}
     write_atomically(file, json.dumps(record, indent=1, allow_nan=False) + "\n")
