@@ -515,7 +515,8 @@ def rises(records: Iterable[Mapping[str, Any]], steps: int = 200) -> pd.DataFram
     longer finite. Those have an infinite rise.
     """
     rows = summary(record for record in records if len(record["steps"]) <= steps)
-    ends = {(arm, seed): clean or math.inf for arm, seed, clean in rows[["arm", "seed", "clean"]].values.tolist()}
+    clean = rows["clean"].astype(float).fillna(math.inf)  # of a run that stopped there is none
+    ends = dict(zip(zip(rows["arm"], rows["seed"], strict=True), clean, strict=True))
     found = []
     for (arm, seed), nats in ends.items():
         lossless = "llama, no loss" if arm.startswith("llama") else "no loss"

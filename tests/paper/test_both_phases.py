@@ -10,7 +10,7 @@ import torch
 import lossytp as ltp
 from lossytp.study.run import execute
 from paper import both_phases
-from paper.both_phases import ARMS, BASE, Arm, LossySum, TokensOfStep, change_, train_arms
+from paper.both_phases import ARMS, BASE, Arm, LossySum, TokensOfStep, change_, rises, train_arms
 from tests.parallel.conftest import bernoulli, tiny_batch, tiny_gpt2
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "44_both_phases.ipynb"
@@ -102,3 +102,16 @@ def test_every_change_trains_and_the_notebook_repeats_no_arm(tmp_path):
     assert len(files) == len(names)
     execute(NOTEBOOK, tmp_path / "out.ipynb", values)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "both_phases").iterdir()} == files
+
+
+def test_rises_are_paired_by_seed_and_shape_and_a_run_that_stopped_is_no_better_than_any():
+    def record(arm, seed, clean, steps=2):
+        step = {"loss": 1.0, "gradient_norm": 1.0, "layers": None}
+        point = {} if clean is None else {"cross_entropy_clean": clean, "cross_entropy_lossy": clean}
+        return {"arm": arm, "seed": seed, "steps": [step] * steps, "evaluation": point}
+
+    runs = [record("no loss", 0, 6.0), record("no loss", 1, 5.0), record("llama, no loss", 0, 4.0)]
+    runs += [record("ring", 0, 6.5), record("ring", 1, None), record("llama, both phases", 0, 4.25)]
+    runs += [record("ring", 2, 6.5), record("forward", 0, 6.5, steps=300)]
+    found = {(row.arm, row.seed): row.rise for row in rises(runs).itertuples()}
+    assert found == {("ring", 0): 0.5, ("ring", 1): float("inf"), ("llama, both phases", 0): 0.25}
