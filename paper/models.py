@@ -44,7 +44,7 @@ from lossytp.tolerance.measure import Account, Lossless, Measured, Measurement, 
 from lossytp.tolerance.packets import Found, Packet, chosen_in
 from lossytp.tolerance.report import report_of
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.files import write_atomically
+from lossytp.training.files import check_writable, write_atomically
 from lossytp.training.groups import NetworkSettings
 from lossytp.training.models import GENERATION, MODELS, build_model, load_tokenizer
 from lossytp.training.record import commit
@@ -257,7 +257,7 @@ def kept(
     """Return a file's record. Without one, measure it, and write it with the settings, but for those `left_out`.
 
     Raises:
-        ValueError: if the record has other settings.
+        ValueError: if the record has other settings, or its folder cannot be written.
     """
     values = config.with_text().as_dict()
     settings = {name: value for name, value in values.items() if name not in {*NOT_KEPT, *left_out}}
@@ -268,6 +268,7 @@ def kept(
             ours, theirs = settings[differ[0]], record["settings"].get(differ[0])
             raise ValueError(f"{file} has {differ[0]} = {theirs!r}, not {ours!r}: give that, or another output_dir")
         return record
+    check_writable(str(file.parent))  # before hours go into it
     record = measure() | {"settings": settings, "commit": commit()}
     write_atomically(file, json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record

@@ -45,6 +45,8 @@ def test_each_network_has_a_record_and_a_ring_loses_more_at_once(tmp_path):
     assert list(found) == list(NETWORKS)
     again = measure(config)
     assert again == found
+    with pytest.raises(ValueError, match=r"algorithms = 'ring' is the network's: leave it out"):
+        measure(config.replace(algorithms="ring"))
     rows = table(found)
     assert rows.loc["direct", ["measured", "quadratic form", "squared error"]].tolist() == [1, 1, 1]
     assert rows.loc["216 bytes", "squared error"] == pytest.approx(1, abs=0.02), "packets of any size carry the same"

@@ -8,7 +8,7 @@ import pytest
 from lossytp.network.scope import MODULES
 from lossytp.study.run import execute
 from lossytp.tolerance.measure import Measurement
-from paper.models import ModelsConfig, depths, measure, records, sha256, sixths, table
+from paper.models import ModelsConfig, depths, line_rows, measure, records, sha256, sixths, table
 from paper.second_order import SecondOrder
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "45_models.ipynb"
@@ -99,6 +99,27 @@ def test_every_part_has_a_record_and_none_is_repeated(small, tmp_path, monkeypat
     )
     assert len(depths(everything)) == LAYERS * len(MODULES)
     assert table([each for each in everything if each["part"] == "lossless"])["lossless"].notna().all()
+
+
+def test_a_line_goes_through_the_first_rate_and_the_curve_is_the_predicted_one():
+    slope = {"value": 4.0, "low": 3.0, "high": 5.0}
+    results = {
+        "slope": {"rate": 0.01, "slope": slope, "checks": {"0.03": {"value": 5.0, "low": 4.0, "high": 6.0}}},
+        "line": {"0.1": {"value": 0.9, "low": 0.8, "high": 1.0}},
+        "curve": {"0.1": {"value": 0.7, "low": 0.6, "high": 0.8}},
+    }
+    rows = line_rows([{"model": "gpt2-nano", "part": part, "result": result} for part, result in results.items()])
+    assert rows["loss_rate"].tolist() == [0.01, 0.03, 0.1]
+    assert rows["value"].tolist() == pytest.approx([0.04, 0.15, 0.9])
+    assert rows["low"].tolist() == pytest.approx([0.03, 0.12, 0.8])
+    assert rows["line"].tolist() == pytest.approx([0.04, 0.12, 0.4])
+    assert rows["curve"].tolist() == pytest.approx([np.nan, np.nan, 0.7], nan_ok=True)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(small, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="^output_dir = '.*file/below' cannot be written"):
+        measure(config_of(small, tmp_path / "file" / "below"), pytest.fail)
 
 
 def test_what_has_no_weights_is_refused():
