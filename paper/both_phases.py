@@ -483,8 +483,6 @@ def summary(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-# Draw the figure of the section "training" from the records.
-
 SHOWN = {
     "both phases": "both phases",
     "ring": "both phases, ring",

@@ -118,7 +118,7 @@ def test_a_line_goes_through_the_first_rate_and_the_curve_is_the_predicted_one()
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(small, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="^output_dir = '.*file/below' cannot be written"):
+    with pytest.raises(ValueError, match=r"^output_dir = '.*file/below' cannot be written"):
         measure(config_of(small, tmp_path / "file" / "below"), pytest.fail)
 
 
