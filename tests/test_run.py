@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 import lossytp as ltp
 from lossytp import run
@@ -58,7 +59,11 @@ def on_rank_run(words: list[str], flags: list[str] | None) -> tuple[str, str]:
             lossy.ends_with = os.getpid()  # the report is due now, not when this process ends
             lossy.install()
         with redirect_stdout(printed):
-            program.run("__main__")
+            names = program.run("__main__")
+        # DDP frees its group with the GIL held, and waits for gloo's threads, which may wait for the GIL: free it last.
+        groups = [value.process_group for value in names.values() if isinstance(value, DistributedDataParallel)]
+        del names
+        del groups
         if lossy is not None:
             with redirect_stderr(told):
                 lossy._end()
