@@ -69,6 +69,17 @@ def contradict(results, part, where, change):
         row.update({name: row[new[1:]] if str(new).startswith("=") else new for name, new in change.items()})
 
 
+def test_speed_ratios_of_the_readme_are_the_measured_ones():
+    def ratio(line: str) -> str:
+        record = json.loads((ROOT / "results" / "bench" / f"{line}.json").read_text(encoding="utf-8"))
+        return f"{record['ratios']['TP 4, 1 %']['ratio']:.2f}"
+
+    readme, models = (ROOT / "README.md").read_text(encoding="utf-8"), ("step_gpt2_7m", "step_gpt2_124m")
+    assert {ratio(line) for line in models} == {"1.03"}
+    llama = ratio("step_llama_15m")
+    assert f"takes 1.03 times a dense step's time in GPT-2 (7 M and 124 M), and {llama} times" in readme
+
+
 def test_numbers_of_the_readme_and_of_the_advice_are_the_results(committed):
     """Claims check the rest of their sentences."""
     readme, lines = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/advice.md"))
