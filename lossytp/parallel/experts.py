@@ -24,6 +24,7 @@ from lossytp.parallel.plans import EXPERTS, Plan, named_by, style_of, values_of
 
 STYLES = {"colwise": (1, 1), "packed_colwise": (1, 2), "rowwise": (2, 1)}
 """The axis of a packed weight that the ranks split, and the number of projections side by side on it."""
+GROUPED_MM_BYTES = 16  # to a multiple of which torch's grouped matrix product aligns rows
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ def experts_of(model: PreTrainedModel, plan: Plan, size: int) -> list[ExpertsSpl
     """Return the mixtures of experts of a dense model that `plan` shards over `size` ranks.
 
     Raises:
-        ValueError: if a weight has no style, or a style that is not supported, or `size` does not divide a weight.
+        ValueError: if a weight has no style, or a style that is not supported, `size` does not divide a weight, or
+            PyTorch's grouped matrix product cannot compute the slices.
     """
     splits = []
     for name, layer, style, experts in named_by(plan, model):
@@ -53,6 +55,11 @@ def experts_of(model: PreTrainedModel, plan: Plan, size: int) -> list[ExpertsSpl
             axis, number = pieces[weight] = STYLES[given]
             fault = f"does not divide the {values.shape[axis] // number} units of {name}: choose a divisor"
             refuse_if(values.shape[axis] % (number * size), "tensor_parallel_size", size, fault)
+            units, least = values.shape[axis] // (number * size), GROUPED_MM_BYTES // values.element_size()
+            grouped = getattr(experts.config, "_experts_implementation", None) == "grouped_mm" and units % least > 0
+            fault = f"gives slices of {units} units of {name}, but grouped_mm needs a multiple of {least}: "
+            fault += "choose another size, or load the model with experts_implementation='eager'"
+            refuse_if(grouped, "tensor_parallel_size", size, fault)
         units = {each: values.shape[pieces[each][0]] // pieces[each][1] for each, values in experts.named_parameters()}
         fault = f"are slices of different units of {name}: give packed_colwise for two projections side by side"
         refuse_if(len(set(units.values())) > 1, "plan's slices", units, fault)

@@ -250,6 +250,14 @@ def test_what_a_plan_cannot_do_is_refused(family, changes, how, message):
         ltp.parallelize(tiny(family, **changes), bernoulli(0.0), **{"tensor_parallel_size": 2} | how)
 
 
+def test_slices_of_experts_that_torch_cannot_multiply_are_refused():
+    dense = tiny("mixtral", intermediate_size=84, dtype=torch.float32)
+    ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=2)
+    dense.config._experts_implementation = "grouped_mm"  # transformers' default
+    with pytest.raises(ValueError, match=r"tensor_parallel_size = 2 gives slices of 42 units .* a multiple of 4"):
+        ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=2)
+
+
 def with_adapters() -> PreTrainedModel:
     model = tiny("llama")
     model.model.layers[0].self_attn.q_proj.lora_A = nn.ModuleDict()
