@@ -1,63 +1,10 @@
 """Why does pretraining over losses in both phases fail? One change an arm, and what happens to tokens in each step.
 
-The arms differ from the study's pretraining in one setting, or in one change to the model that `CHANGES` names. Some
+The arms differ from the study's pretraining in one setting, or in one change to the model that `change_` makes. Some
 changes need the exact gradient of a lossy forward pass, which no real system can know. `LossySum` computes it.
 
-Predicted before the first of these runs, for 10 % loss and the first 300 steps, in nats of clean cross-entropy above
-the run without losses. A run fails if it is 0.7 above.
-- Where: losses in the forward gather phase are enough to fail. Losses in backward alone cost 0.3, in the gather phase
-  of backward 0.2, in the reduce phase 0.15, and with sequence parallelism 0.15.
-- Optimisation: a quarter of the learning rate and four times the warm-up delay the failure; clipping does nothing.
-- Gradients: if streams differ, Megatron's backward pass is not the gradient of anything: rank j's shard learns from
-  rank j's stream alone, although its output went into all streams. We expect this to be the cause (60 %). Then the
-  exact gradient costs 0.3 and does not fail, and neither does a backward pass that sums gradients where the forward
-  pass summed outputs (0.4), which costs no more messages.
-- Normalisation (30 %): if the cause is 1/norm in its Jacobian, an epsilon of 0.1 or a detached scale cures it (0.5).
-- Drift: their mean after every block cures it (0.3) under either account; before the head alone, it does not.
-- Order: losses before the norm and after it, with equal streams, cost the same (0.3), and do not fail.
-- Position and repairs: none of them cures it, but protect(0.1) + retransmit(1) nearly does (0.3).
-
-Written after the first two runs, no loss and both phases (0.81 nats above in the first 300 steps, so it fails), and
-before all others. In the failing run a token that lost the first block's sums keeps the norm of its embedding, 0.4,
-while the median token's grows to 100 and more. Its gradient is ten to forty times the others', and the norm of all
-gradients rises from 0.5 to hundreds. So the second account looks better: the normalisation multiplies the gradient of
-a token that lost its sums by 1/norm, a few such tokens make up the whole gradient, and clipping scales away all other
-tokens'. Then the exact gradient and the detached scale, which has the factor too, do not cure it; a cap on each token's
-gradient at the norms does (0.3), and so do embeddings eleven times as large (0.4); an epsilon of 0.1 softens it
-(0.4); without clipping it fails as well; and `local` softens it (0.4), since a rank's own part keeps the norm up.
-
-Written after the third run, before all others. The exact gradient trains as well as no loss (6.01 and 5.97 nats of
-training loss at the 200th step, both phases 6.91), although its tokens keep the same small norms. So the first account
-was right, and the second prediction wrong: f sums, for rank j's stream, the gradients that all ranks computed from
-theirs. Where streams differ, this is the gradient of nothing, and the normalisation only makes it large. Then:
-- a backward pass that sums where the forward pass did does not fail, although it knows nothing of the forward losses:
-  0.15 without losses of its own, 0.25 with;
-- losses in forward alone fail, also in its gather phase alone; losses in backward alone do not (0.15);
-- the mean after every block helps (0.3), and before the head alone does not;
-- epsilon, detached scale and larger embeddings only soften it (0.4 or more), clipping and learning rate do nothing;
-- where all streams are equal it does not fail, whether losses stand before the norm or after it.
-
-Written after the fourth run. A backward pass that sums where the forward pass did, but does not know what was lost,
-fails like Megatron's (6.80). So the place of the sum is not the cause; what is left of the exact gradient is that it
-knows the losses. A token whose sums were lost in a stream has a small norm there, and so a gradient 40 times as large.
-Backward gives that gradient to the weights that computed the lost sums, as if they had caused it, but nothing that
-they computed arrived. The exact gradient gives it to the embedding and to earlier blocks alone. The receiver knows what
-it did not receive. So masking each rank's gradient of a sum by what reached this rank costs nothing, and should cure
-Megatron's backward as well (0.15), without any knowledge of what senders lost in the reduce phase.
-
-Written after the arms "forward" (7.23), "backward" (6.08), "gather phase, forward" (7.58), "mean after every block"
-(6.15), "scale detached" (6.98) and "gradients masked by what arrived" (5.99 of training loss, so it is cured); no loss
-has 6.08. Arms that played no part in finding this:
-- a mask of the same shape that knows nothing of the losses does not cure it (above 0.5);
-- in a Llama's shape, and over rings, both phases fail (above 0.5), and with the mask they do not (below 0.2);
-- what keeps a token's norm up without its sums, or its gradient down, softens the failure but does not cure it: the
-  first block reliable, embeddings x 11, an epsilon of 0.1 (0.2 to 0.6).
-
-Found so far, in nats of clean cross-entropy after 200 steps above no loss (6.08; 6.04 in Llama's shape), over three
-seeds: both phases 0.78, masked by what arrived 0.04. Over one seed: masked at random 0.62; exact gradient 0.02; forward
-alone 1.15, and masked 0.04; the reduce phase 0.02. An epsilon of 0.1 was predicted to soften the failure, and does not
-(0.85). Llama's shape: 0.78 and, masked, 0.17. Rings: 2.08 and, masked, 0.27, more than was predicted: rings lose most
-of a sum in their reduce phase too, and there no rank knows what was lost.
+What was predicted before each of them, and what was found, stands beside their records, in
+`results/paper/both_phases/README.md`.
 """
 
 import json
@@ -74,6 +21,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lossytp.network.checks import check_known
 from lossytp.network.routes import Wire
@@ -113,6 +61,12 @@ class Arm(NamedTuple):
 
 
 LLAMA = {"model_name": "llama-nano"}
+SMALL = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8}
+SMALL |= {"intermediate_size": 344, "vocab_size": 4096, "max_position_embeddings": 128, "pad_token_id": 0}
+SHAPES: dict[str, dict[str, Any]] = {  # of llama-nano's size, with weights drawn by the arm's seed
+    "qwen3": {**SMALL, "head_dim": 16},  # normalises queries and keys
+    "olmo2": SMALL,  # normalises them too, and sums before they are added, in place of the inputs
+}
 BOTH = {"loss_rate": 0.1, "reliable_gather": False}
 REDUCE = {**BOTH, "lossy_phase": "reduce"}  # each rank has its own stream, and all streams are equal
 ARMS = {
@@ -152,6 +106,12 @@ ARMS = {
     "llama, no loss": Arm({**LLAMA, "loss_rate": 0.0}),
     "llama, both phases": Arm({**LLAMA, **BOTH}),
     "llama, gradients masked by what arrived": Arm({**LLAMA, **BOTH, "masked_backward": True}),
+    **{f"{family}, no loss": Arm({"model_name": family, "loss_rate": 0.0}) for family in SHAPES},
+    **{f"{family}, both phases": Arm({"model_name": family, **BOTH}) for family in SHAPES},
+    **{
+        f"{family}, gradients masked by what arrived": Arm({"model_name": family, **BOTH, "masked_backward": True})
+        for family in SHAPES
+    },
     "ring": Arm({**BOTH, "algorithm": "ring"}),
     "ring, gradients masked by what arrived": Arm({**BOTH, "algorithm": "ring", "masked_backward": True}),
     # order of norm and loss
@@ -344,8 +304,8 @@ class TokensOfStep:
     A token of a rank lost something in a block if an element of the block's sums is exactly zero before the bias.
     """
 
-    def __init__(self, model: nn.Module, ranks: int) -> None:
-        self.ranks, self.on = ranks, False
+    def __init__(self, model: nn.Module, streams: int) -> None:
+        self.streams, self.on = streams, False
         self.seen: dict[tuple[str, int], Tensor] = {}
         self.last = len(blocks_of(model)) - 1
         for layer, block in enumerate(blocks_of(model)):
@@ -381,10 +341,10 @@ class TokensOfStep:
             gradient = self.seen.get(("gradient", layer))
             norms = hidden.norm(dim=-1).flatten()
             row = {"layer": layer, "least_norm": float(norms.min()), "median_norm": float(norms.median())}
-            if hidden.shape[0] % self.ranks == 0 and hidden.shape[0] > self.ranks:
-                each = hidden.view(self.ranks, -1, *hidden.shape[1:])
+            if hidden.shape[0] % self.streams == 0 and hidden.shape[0] > self.streams:
+                each = hidden.view(self.streams, -1, *hidden.shape[1:])
                 mean = each.mean(0)
-                row["distance"] = float(((each - mean).square().sum() / self.ranks / mean.square().sum()).sqrt())
+                row["distance"] = float(((each - mean).square().sum() / self.streams / mean.square().sum()).sqrt())
             if gradient is not None:
                 size = gradient.norm(dim=-1)
                 row["gradient_kept"] = float(size[~lost].square().mean().sqrt())
@@ -393,6 +353,15 @@ class TokensOfStep:
                     row["gradient_lost"] = float(size[lost].square().mean().sqrt())
             rows.append({name: value for name, value in row.items() if math.isfinite(value)})
         return rows
+
+
+def drawn_weights(family: str, seed: int) -> str:
+    """Return the folder of a model of `SHAPES`, whose weights are drawn if there are none."""
+    folder = Path("output") / "shapes" / f"{family}-{seed}"
+    if not folder.exists():
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPES[family])).save_pretrained(folder)
+    return str(folder)
 
 
 def train_arm(name: str, base: Mapping[str, Any], *, seed: int, steps: int, show: Callable) -> dict[str, Any]:
@@ -406,11 +375,16 @@ def train_arm(name: str, base: Mapping[str, Any], *, seed: int, steps: int, show
         show: called with the step and the training loss.
     """
     arm = ARMS[name]
-    config = PretrainConfig.from_dict({**base, **arm.settings, "seed": seed})
+    settings = {**base, **arm.settings, "seed": seed}
+    if settings["model_name"] in SHAPES:
+        settings["model_name"] = drawn_weights(settings["model_name"], seed)
+    config = PretrainConfig.from_dict(settings)
     layout, network = config.layout(*rank_and_world_size()), config.network.build()
     run = Run(config, layout, network, None)  # type: ignore[arg-type]
     change_(run.engine.module, arm, config)
-    tokens = TokensOfStep(run.engine.module, config.network.tensor_parallel_size)
+    one = config.network.reliable_gather or config.network.sequence_parallel
+    streams = 1 if one else config.network.tensor_parallel_size
+    tokens = TokensOfStep(run.engine.module, streams)
     torch.manual_seed(seed)
     rows: list[dict[str, Any]] = []
     try:
@@ -517,7 +491,8 @@ def rises(records: Iterable[Mapping[str, Any]], steps: int = 200) -> pd.DataFram
     ends = dict(zip(zip(rows["arm"], rows["seed"], strict=True), clean, strict=True))
     found = []
     for (arm, seed), nats in ends.items():
-        lossless = "llama, no loss" if arm.startswith("llama") else "no loss"
+        shape = arm.partition(", ")[0]
+        lossless = f"{shape}, no loss" if shape in ("llama", *SHAPES) else "no loss"
         if arm != lossless and (lossless, seed) in ends:
             found.append({"arm": arm, "seed": seed, "rise": nats - ends[lossless, seed]})
     return pd.DataFrame(found)
