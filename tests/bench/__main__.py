@@ -1,7 +1,7 @@
 """Measure speed ratios, into a JSON file for each line: `./run_all.sh bench [--line NAME] [--again] [--folder FOLDER]`.
 
 A line that has a record of this code and this processor is not measured again without --again or --line. A line is
-written as soon as it is measured, so you can stop at any moment. Run it on a quiet machine: 10 minutes on 2 cores.
+written as soon as it is measured, so you can stop at any moment. Run it on a quiet machine: 13 minutes on 2 cores.
 """
 
 import argparse
