@@ -476,6 +476,22 @@ def test_what_it_cannot_do_is_refused(comm, name):
         all_reduce(torch.ones(2, 4), bernoulli(0.1), **comm)
 
 
+X_RN = torch.ones(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("x", "network", "error", "name"),
+    [
+        *((x, bernoulli(0.1), ValueError, "x_RN") for x in (torch.ones(4), X_RN.long())),
+        *((x, bernoulli(0.1), TypeError, "x_RN") for x in (X_RN.numpy(), None)),
+        *((X_RN, network, TypeError, "network") for network in (0.1, ltp.Bernoulli(loss_rate=0.1))),
+    ],
+)
+def test_what_is_no_stacked_floating_point_tensor_or_no_network_is_refused(x, network, error, name):
+    with pytest.raises(error, match=f"^{name} "):
+        all_reduce(x, network)
+
+
 @pytest.mark.parametrize("comm", [{"repair": "rescale"}, {"control": "noise"}])
 def test_a_recorded_link_without_losses_changes_nothing_however_others_lose(comm):
     """Chunk 0 crosses 1>0, which lost nothing in the recording; 0>1 lost two of five packets."""
