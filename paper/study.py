@@ -7,7 +7,6 @@ text that reads them.
 Falls are in points or shares of accuracy, rises in nats a token. Shapes: S seeds, C comparisons.
 """
 
-import argparse
 import json
 import math
 import os
@@ -34,7 +33,7 @@ from lossytp.study.grid import Experiment, load_experiment
 from lossytp.study.statistics import CONFIDENCE, t_interval
 from lossytp.study.style import save
 from lossytp.study.tables import ACCURACIES, LOSSLESS, read_experiment, run_name
-from lossytp.training.command_line import read_yaml, run_as_command
+from lossytp.training.command_line import Parser, read_yaml, run_as_command
 from lossytp.training.config import RunSettings, settings_class
 from lossytp.training.files import write_atomically
 
@@ -563,7 +562,7 @@ def typeset(source: Path, output: Path, results: Path) -> None:
 
 def main() -> None:
     """Compile the paper as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("source", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--results", type=Path, required=True)

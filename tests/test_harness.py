@@ -1,10 +1,6 @@
 """Test what `python -m lossytp.harness` scores, keeps, says and refuses."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -216,79 +212,12 @@ def test_finished_rows_are_kept(task, tmp_path, capsys, monkeypatch):
         measure_and_print(config)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"tasks": ","}, "tasks = ',' names none: give one"),
-        ({"tasks": "missing.yaml"}, "tasks = 'missing.yaml' does not exist: give the path"),
-        (
-            {"tasks": "last_word", "tensor_parallel_size": 3},
-            "tensor_parallel_size = 3 does not divide .*: choose one of 2, 4, 8",
-        ),
-        ({"tasks": "last_word", "draws": 1}, "draws = 1 is below 2"),
-    ],
-)
-def test_what_is_refused_before_anything_is_loaded(values, message):
-    with pytest.raises(ValueError, match=message):
-        HarnessConfig(**values)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        *(("- a list", "cannot be read"), ("task: nothing", "cannot be read")),
-        ("task: far\ndataset_path: nobody/nothing\noutput_type: loglikelihood\ntest_split: test", "cannot be read"),
-    ],
-)
-def test_a_file_that_is_no_task_or_has_no_data(content, message, tmp_path):
-    file = tmp_path / "bad.yaml"
-    file.write_text(content)
-    with pytest.raises(ValueError, match=message) as caught:
-        load_tasks([str(file)], None)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_text_that_is_not_here(monkeypatch):
     monkeypatch.delenv("LOSSYTP_DATA", raising=False)
     fixes = {"last_word_wikitext": "put Salesforce/wikitext under LOSSYTP_DATA", "sst2_prompt": "set LOSSYTP_DATA to"}
     for name, fix in fixes.items():
         with pytest.raises(ValueError, match=rf"^tasks = '{name}' cannot be read: .*: [^:]*{fix}[^:]*$"):
             load_tasks([name], None)
-
-
-def test_two_tasks_of_one_name(task, tmp_path):
-    other = tmp_path / "other.yaml"
-    other.write_text(Path(task()).read_text())
-    with pytest.raises(ValueError, match="gives 'words' a second time"):
-        load_tasks([task(), str(other)], None)
-
-
-def test_a_continuation_longer_than_the_model(task, tmp_path):
-    file = task()
-    (tmp_path / "rows.json").write_text("\n".join([json.dumps({"text": "of", "word": "river " * 200})] * 2))
-    with pytest.raises(ValueError, match="cannot be asked"):
-        Measurement(settings(file))
-
-
-@pytest.mark.slow
-def test_the_harness_own_names():
-    with pytest.raises(
-        ValueError, match=r"tasks = 'no_such_task' is unknown: give a .yaml file, last_word, .* or a name"
-    ):
-        load_tasks(["no_such_task"], None)
-    with pytest.raises(ValueError, match=r"tasks = 'lambada' cannot be read: .*: set LOSSYTP_DATA, go online once"):
-        load_tasks(["lambada"], None)
-
-
-@pytest.mark.slow
-def test_the_command_refuses_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "lossytp.harness", "--tasks", "last_word_wikitext", "--output_dir", str(tmp_path)]
-    environment = {name: value for name, value in os.environ.items() if name != "LOSSYTP_DATA"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    *waiting, line = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert line.startswith("error: tasks = 'last_word_wikitext' cannot be read")
-    assert all("so far" in each for each in waiting)
 
 
 def test_the_model_runs_in_bfloat16_if_asked(task):

@@ -74,11 +74,6 @@ def test_training_runs_and_claims_no_commit_of_the_checkout_around_it(installed,
     assert record["commit"] is None
 
 
-def test_tolerance_runs(installed):
-    done = installed("-m", "lossytp.tolerance", "--model_name", "gpt2-nano", "--loss_rates", "0.05", *TOLERANCE)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_model_that_a_wheel_lacks_is_one_line_that_says_where_it_is(installed):
     done = installed("-m", f"lossytp.{TRAIN[0]}", *TRAIN[1:], "--model_name", "gpt2-micro")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

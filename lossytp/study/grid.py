@@ -22,7 +22,6 @@ reuses an old record, a new parameter leaves old records in place, and experimen
 changed after a record was written, starting its run again is an error.)
 """
 
-import argparse
 import hashlib
 import itertools
 import json
@@ -36,7 +35,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from lossytp.network.checks import check_known, refuse_if
-from lossytp.training.command_line import read_yaml, run_as_command
+from lossytp.training.command_line import Parser, read_yaml, run_as_command
 from lossytp.training.config import RunSettings, settings_class
 from lossytp.training.settings import Count, CountFromZero, Settings
 
@@ -223,7 +222,7 @@ def _arm_name(arm: str, config: RunSettings) -> str:
 
 def main() -> None:
     """Check the grids as the command line says."""
-    parser = argparse.ArgumentParser(description="Check every grid of a folder.")
+    parser = Parser(description="Check every grid of a folder.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("profile")
     arguments = parser.parse_args()

@@ -4,7 +4,6 @@ papermill's own command line shows errors as tracebacks, and cannot put the kern
 not clash.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ from traitlets.config import Config
 
 from lossytp.network.checks import check_names, refuse_if
 from lossytp.study.parameters import IN_ONE_LINE
-from lossytp.training.command_line import run_as_command
+from lossytp.training.command_line import Parser, run_as_command
 from lossytp.training.files import check_writable
 
 WATCH_SECONDS = 0.5
@@ -86,7 +85,7 @@ def end_with(pid: int) -> None:
 
 def main() -> None:
     """Run a notebook as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("notebook", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--parameters", default="{}", help="JSON object")

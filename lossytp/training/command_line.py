@@ -172,6 +172,13 @@ def _help(kind: type[Settings], program: str, description: str | None) -> None:
     parser.print_help()
 
 
+class Parser(argparse.ArgumentParser):
+    """Raise a ValueError of one line, for `run_as_command`, where argparse prints the usage too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}: --help lists what it takes")
+
+
 def _program(arguments: Sequence[str] | None) -> str:
     """Return the command as a user types it, such as "python -m lossyprobe send", for --help."""
     started = getattr(sys.modules["__main__"], "__spec__", None)

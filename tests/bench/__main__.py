@@ -4,10 +4,10 @@ A line that has a record of this code and this processor is not measured again w
 written as soon as it is measured, so you can stop at any moment. Run it on a quiet machine: 13 minutes on 2 cores.
 """
 
-import argparse
 import time
 from pathlib import Path
 
+from lossytp.training.command_line import Parser, run_as_command
 from tests.bench import pretraining, processes, steps
 from tests.bench.measure import LINES, NotHere, is_recorded, one_thread, record_of, write
 
@@ -32,7 +32,7 @@ def measure(name: str, file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="./run_all.sh bench", description=__doc__)
+    parser = Parser(prog="./run_all.sh bench", description=__doc__)
     parser.add_argument("--line", action="append", choices=LINES, metavar="NAME", help=f"one of {', '.join(LINES)}")
     parser.add_argument("--again", action="store_true", help="measure what has a record, too")
     parser.add_argument("--folder", type=Path, default=Path("results/bench"))
@@ -45,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_as_command(main)

@@ -4,7 +4,6 @@ Prints how often BIC picks the family that made a synthetic trace, how far off t
 channel are after 10^6 packets, the seconds this takes, and how often the intervals hold the truth.
 """
 
-import argparse
 import inspect
 import time
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from lossyprobe.fitting import fit, fit_family, intervals
 from lossyprobe.likelihood import FAMILIES
 from lossytp.network import Bernoulli, FourState, GilbertElliott, LossProcess, Trace
+from lossytp.training.command_line import Parser, run_as_command
 
 SETTINGS: dict[str, LossProcess] = {
     "Bernoulli": Bernoulli(loss_rate=0.02),
@@ -76,7 +76,7 @@ def main(trials: int = 100, packets: int = 100_000, recoveries: int = 10) -> Non
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = Parser(description=main.__doc__)
     for name, default in (inspect.signature(main).parameters).items():
         parser.add_argument(f"--{name}", type=int, default=default.default)
-    main(**vars(parser.parse_args()))
+    run_as_command(lambda: main(**vars(parser.parse_args())))

@@ -183,12 +183,6 @@ def test_files_that_hold_no_trace_are_refused(tmp_path, name, content):
         Trace.from_file(tmp_path / name)
 
 
-@pytest.mark.parametrize("path", ["nowhere.txt", "nowhere.npy", "nowhere.parquet", ".", "/dev/zero", 5])
-def test_what_is_no_file_is_refused(path):
-    with pytest.raises(ValueError, match=f"{path} cannot be read"):
-        Trace.from_file(path)
-
-
 @pytest.mark.parametrize(
     ("lost", "num_packets", "name"),
     [
@@ -200,12 +194,6 @@ def test_what_is_no_file_is_refused(path):
 def test_impossible_traces_are_refused(lost, num_packets, name):
     with pytest.raises(ValueError, match=name):
         Trace(lost=lost, num_packets=num_packets)
-
-
-@pytest.mark.parametrize("is_lost", [[0, 2], [[0, 1]], [[0], [2]], 1, [0.5], []])
-def test_indicators_are_zeros_and_ones(is_lost):
-    with pytest.raises(ValueError, match=r"is_lost|num_packets"):
-        Trace.from_indicators(is_lost)
 
 
 # Functions of the packets' numbers
@@ -256,12 +244,6 @@ def test_parts_may_be_recorded():
     network.send(ALGORITHMS["direct"].reduce(100_000, (0, 1)), 4)
     packets = network.summary("training")["packets"] / 2
     assert abs(network.summary("training")["wraps"] - packets / 10) <= 1
-
-
-@pytest.mark.parametrize(("part", "given"), [("common", 0.1), ("private", None)])
-def test_a_part_that_is_no_process_is_refused(part, given):
-    with pytest.raises(ValueError, match=part):
-        Correlated(**({"common": Bernoulli(loss_rate=0.1), "private": Bernoulli(loss_rate=0.1)} | {part: given}))
 
 
 # Processes by name, and of one's own

@@ -10,7 +10,7 @@ import torch
 import lossytp as ltp
 from lossytp.study.run import execute
 from paper import both_phases
-from paper.both_phases import ARMS, BASE, Arm, LossySum, TokensOfStep, change_, rises, train_arms
+from paper.both_phases import ARMS, BASE, Arm, LossySum, TokensOfStep, change_, rises
 from tests.parallel.conftest import bernoulli, tiny_batch, tiny_gpt2
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "44_both_phases.ipynb"
@@ -84,13 +84,6 @@ def test_a_token_that_lost_its_sums_is_seen_with_its_gradient():
     assert len(rows) == len(model.transformer.h)
     assert all(row["least_norm"] <= row["median_norm"] and row["distance"] > 0 for row in rows)
     assert all(row["gradient_lost"] > 0 for row in rows)
-
-
-def test_an_arm_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"arm = 'none'"):
-        next(train_arms(["none"], BASE, seeds=1, steps=1, folder=tmp_path))
-    with pytest.raises(ValueError, match="'none' is no change"):
-        change_(own_streams(0.0), Arm({}, "none"), both_phases.PretrainConfig.from_dict(TINY))
 
 
 @pytest.mark.slow

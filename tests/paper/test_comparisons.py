@@ -63,16 +63,6 @@ def test_pairs_that_do_not_vary_and_single_pairs():
     assert np.isnan(single["p"])
 
 
-def test_compare_arms_refuses_references_and_seeds_that_are_not_one():
-    with pytest.raises(ValueError, match="reference = 'nothing' is unknown"):
-        compare_arms(table({"none": [0.5]}), reference="nothing")
-    twice = pd.concat([table({"a": [0.5]}), table({"a": [0.4]}, loss_rate=0.2)])
-    with pytest.raises(ValueError, match="'a' has several loss rates"):
-        compare_arms(twice, reference="a")
-    with pytest.raises(ValueError, match=r"arm 'a' has a seed twice at rate 0\.1"):
-        compare_arms(pd.concat([table({"none": [0.5], "a": [0.4]}), table({"a": [0.3]})]), reference="none")
-
-
 def test_each_training_is_compared_with_its_own_reference():
     runs = pd.concat(
         [table({"none": [0.5], "a": [0.4]}), table({"none": [0.7], "a": [0.65], "b": [0.7]}, max_steps=30)]

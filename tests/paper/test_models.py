@@ -116,17 +116,6 @@ def test_a_line_goes_through_the_first_rate_and_the_curve_is_the_predicted_one()
     assert rows["curve"].tolist() == pytest.approx([np.nan, np.nan, 0.7], nan_ok=True)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(small, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"^output_dir = '.*file/below' cannot be written"):
-        measure(config_of(small, tmp_path / "file" / "below"), pytest.fail)
-
-
-def test_what_has_no_weights_is_refused():
-    with pytest.raises(ValueError, match=r"model_name = 'none' has no model.safetensors"):
-        sha256("none")
-
-
 def test_sixths_cover_every_layer_once():
     assert sixths(30) == [(0, 5), (5, 10), (10, 15), (15, 20), (20, 25), (25, 30)]
     for layers in (1, 4, 8, 24):

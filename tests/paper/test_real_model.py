@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from paper.real_model import expected_round_trips, rises, rises_of_texts, strongest_packet, texts, waits
+from paper.real_model import expected_round_trips, rises, strongest_packet, waits
 
 
 def write(folder, rows, **config):
@@ -75,19 +75,3 @@ def test_waits_are_means_over_the_runs_that_lost_packets_without_a_repair():
     ]
     expected = [expected_round_trips(record, "retransmit(1)") for record in records[:2]]
     assert waits(records)["sst2"]["retransmit(1)"] == pytest.approx(sum(expected) / 2)
-
-
-def test_each_text_and_draw_is_a_dot_of_its_rate_and_repair(tmp_path):
-    rows = [
-        {"repair": "zero", "loss_rate": 0.003, "rises": [[0.1, 0.2]]},
-        {"repair": "zero", "loss_rate": 0.1, "rises": [[0.1, 11.0], [0.3, 0.4]]},
-        {"repair": "protect(0.01)", "loss_rate": 0.1, "rises": [[0.5, 0.6]]},
-        {"repair": "stale", "loss_rate": 0.1, "rises": [[9.0, 9.0]]},
-    ]
-    write(tmp_path / "one", rows)
-    table = texts(tmp_path / "one" / "tolerance.json")
-    assert table[table["repair"] == "zero"]["rise"].tolist() == [0.1, 0.2, 0.1, 11.0, 0.3, 0.4]
-    lost, delivered, _ = rises_of_texts(table).axes[0].lines
-    assert sorted(lost.get_ydata()) == [0.1, 0.1, 0.2, 0.3, 0.4, 11.0]
-    assert delivered.get_ydata().tolist() == [0.5, 0.6]
-    assert max(lost.get_xdata()) < min(delivered.get_xdata()), "side by side"

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import paper.tolerance  # noqa: F401 -- registers its claims
-from paper.study import Study, check_claims, repeatability, summarise, summarise_runs
+from paper.study import Study, check_claims, repeatability, summarise_runs
 
 
 def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
@@ -43,17 +43,6 @@ def test_arms_with_seeds_leaves_out_arms_with_too_few():
     assert study.arms_with_seeds("asked").to_dict("list") == {
         "arm": ["whole"] * 3, "loss_rate": [0.1] * 3, "seed": [0, 1, 2],
     }  # fmt: skip
-
-
-def test_grids_without_a_record_have_no_summary(tmp_path):
-    (tmp_path / "mine.yaml").write_text(
-        "notebook: 20_cells\nprofiles: {own: {seeds: 1, cells_per_notebook: 1, base: {}, arms: [{arm: no loss}]}}"
-    )
-    study = Study("own", tmp_path / "results", tmp_path, tmp_path)
-    assert study.experiments == ["mine"]
-    study._read["mine"] = (None, pd.DataFrame(), [])
-    with pytest.raises(ValueError, match=r"^no cell has its record in .*: run \./run_all\.sh own first"):
-        summarise(study)
 
 
 def test_a_claim_of_a_missing_arm_is_an_error_and_not_true():

@@ -1,7 +1,6 @@
 """Times of messages, against a packet-by-packet event simulation and closed forms, and of collectives and steps."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -277,19 +276,6 @@ def test_samples_in_several_portions_are_as_many_and_as_slow(monkeypatch):
     assert abs(portions.mean() - whole.mean()) < 4 * standard_error
 
 
-@pytest.mark.parametrize("algorithm", SCHEDULES)
-def test_1024_ranks(algorithm):
-    """Of a message of 8 MB, and within seconds; the slowest of many links takes longer than of few."""
-    start = time.perf_counter()
-    many = times(algorithm, ranks=1024, num_elements=2 * 2**20, samples=2).seconds
-    assert time.perf_counter() - start < 30
-    lossless = times(algorithm, ranks=1024, num_elements=2 * 2**20, samples=1, process=Bernoulli(loss_rate=0)).seconds
-    assert (many > 1.05 * lossless).all()
-    few = times(algorithm, ranks=2, num_elements=2 * 2**20, samples=20).seconds
-    few_lossless = times(algorithm, ranks=2, num_elements=2 * 2**20, samples=1, process=Bernoulli(loss_rate=0)).seconds
-    assert (many - lossless).mean() > (few - few_lossless).mean()
-
-
 STEP = {"num_layers": 3, "compute_s": 0.5, "samples": 1}
 
 
@@ -320,27 +306,6 @@ def test_one_rank_talks_to_nobody_and_the_tail_is_of_the_sample():
     assert tail(np.arange(10_001.0)) == (5000, 5000, 9900, 9990)
     assert (times().seconds == times().seconds).all()
     assert (times(seed=1).seconds != times().seconds).any()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("algorithm", "mesh"), ("ranks", 0), ("samples", 0), ("num_elements", 1.5), ("itemsize", 0)),
-        ("loss_rate", Bernoulli(loss_rate=1)),
-        ("timeout_s", SelectiveRepeat(window_packets=4, timeout_s=21e-6)),
-        ("deadline_s", BestEffort(deadline_s=11e-6)),
-    ],
-)
-def test_collectives_that_cannot_be_are_refused(name, value):
-    argument = {"loss_rate": "process", "timeout_s": "transport", "deadline_s": "transport"}.get(name, name)
-    with pytest.raises(ValueError, match=name):
-        times(**{argument: value})
-
-
-def test_steps_that_cannot_be_timed_are_refused():
-    for name, value in (("num_layers", 0), ("compute_s", -1)):
-        with pytest.raises(ValueError, match=name):
-            step(0, **{name: value})
 
 
 # Schedules

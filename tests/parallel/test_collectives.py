@@ -499,9 +499,3 @@ def test_a_recorded_link_without_losses_changes_nothing_however_others_lose(comm
     total_RN = all_reduce(torch.ones(2, 7280), ltp.LossyNetwork(links), **comm)
     assert (total_RN[:, :3640] == 2).all()
     assert not (total_RN[:, 3640:] == 2).all()
-
-
-@pytest.mark.parametrize("dead", [ltp.Bernoulli(loss_rate=1.0), ltp.Trace(lost=[0], num_packets=1)])
-def test_a_link_that_loses_everything_cannot_be_protected(dead):
-    with pytest.raises(ValueError, match=r"repair = 'protect\(0.1\)' .* link 0>1"):
-        all_reduce(torch.ones(2, 728), ltp.LossyNetwork({(0, 1): dead}), repair="protect(0.1)")  # type: ignore[dict-item]

@@ -65,13 +65,6 @@ def test_sizes_that_do_not_divide_are_refused_with_those_that_fit(heads, inner, 
             check_divides(size, heads=heads, inner=inner)
 
 
-@pytest.mark.parametrize("size", ["4", 4.0, True, None])
-def test_a_size_that_is_no_whole_number_is_refused(size):
-    for refuse in (RankGroup, lambda size: check_divides(size, heads=4, inner=16)):
-        with pytest.raises(TypeError, match=r"^tensor_parallel_size"):
-            refuse(size)
-
-
 def test_one_process_alone_has_no_groups_and_all_ranks_are_virtual():
     layout = Layout(tensor_parallel_size=4)
     assert layout.mesh is None

@@ -246,21 +246,6 @@ def test_a_group_may_begin_again_once_it_has_ended():
     assert done.stdout.splitlines() == ["no lossy process group is running"] * 2, done.stderr
 
 
-def on_rank_start_twice() -> tuple[float, float]:
-    ltp.init_process_group(network(1.0))
-    with pytest.raises(ValueError, match="initialised already"):
-        ltp.init_process_group(network(0.0))
-    x, lossy = torch.ones(4000), torch.ones(4000)
-    with ltp.reliable():
-        dist.all_reduce(x)
-    dist.all_reduce(lossy, group=dist.new_group())
-    return x.sum().item(), lossy.sum().item()
-
-
-def test_a_second_start_is_refused_and_changes_nothing(processes):
-    assert processes(2, on_rank_start_twice) == [(8000.0, 4000.0)] * 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "others"), [("0", "rank 1 of 2"), ("1", r"rank 0 at 127.0.0.1:\d+")])
 def test_ranks_that_do_not_come_are_told_also_before_the_wait_ends(torchrun, monkeypatch, capsys, rank, others):

@@ -337,10 +337,3 @@ def test_a_weight_is_not_drawn_as_one_that_was_dropped_before_it():
     for parameter, expected in zip(model.parameters(), dense.parameters(), strict=True):
         assert len(parameter.changes) == 1
         assert torch.equal(values_of(parameter), expected)
-
-
-def test_a_model_on_the_meta_device_alone_is_refused():
-    with torch.device("meta"):
-        layer = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"how to draw it is not known: build with deferred\(\)"):
-        values_of(layer.weight)

@@ -476,12 +476,3 @@ def test_distance_is_that_of_the_streams_from_their_mean(checkpointing):
     before = distance()
     model(**tiny_batch())
     assert distance() == before, "nothing is measured after the block"
-
-
-def test_distance_needs_streams_of_the_ranks_own():
-    for mode in ("shared", "sequence, lossy gather"):
-        with (
-            pytest.raises(ValueError, match="reliable_gather = False"),
-            stream_distance(parallel(tiny_gpt2(), 0.1, mode)),
-        ):
-            pass

@@ -155,12 +155,6 @@ def test_backward_counts_the_positions_of_its_own_forward():
     assert network_of(together).positions is None
 
 
-@pytest.mark.parametrize("shape", [(4,), (1, 0)])
-def test_a_prefix_of_another_shape_is_refused(shape):
-    with pytest.raises(ValueError, match=r"input_ids is of shape .*: give token ids of shape \(1, tokens\)"):
-        ltp.reliable_prefix(lossy(tiny("llama"), 0.1), torch.ones(shape, dtype=torch.long))
-
-
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -221,8 +215,3 @@ def test_a_reliable_prefix_continues_in_generate(search):
         tokens.append(model.generate(prompts, past_key_values=copy.deepcopy(prefix), **how))
     assert torch.equal(tokens[0], dense.generate(prompts, **how))
     assert not torch.equal(tokens[1], tokens[0]), "control"
-
-
-def test_a_prefix_needs_a_tensor_parallel_model():
-    with pytest.raises(TypeError, match="is not tensor-parallel"):
-        ltp.reliable_prefix(tiny("llama"), IDS)

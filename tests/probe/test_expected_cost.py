@@ -82,16 +82,6 @@ def test_budgets_are_the_rate_of_one_point(tmp_path):
     assert cost(runs(tmp_path, bare(0.2, 0.001)), 0.1)["budget"] == math.inf
 
 
-def test_rates_that_share_no_seed_give_a_budget_in_proportion(tmp_path):
-    table = runs(tmp_path, bare(0.1, 0.01), bare(0.2, 0.02), bare(0.3, 0.03))
-    kept = {0.1: table["seed"].min(), 0.2: table["seed"].max()}
-    apart = table[(table["loss_rate"] == 0) | (table["loss_rate"].map(kept).fillna(1) == table["seed"])]
-    assert apart.groupby("loss_rate").size().to_dict() == {0.0: 3, 0.1: 1, 0.2: 1, 0.3: 1}
-    found = cost(apart, 0.1)
-    assert found["budget"] == pytest.approx(0.1)
-    assert math.isnan(found["budget_low"])
-
-
 def test_networks_are_told_apart_and_other_trainings_left_out(tmp_path):
     table = runs(tmp_path, bare(0.1, 0.02), ("ring", "local", False, "ber", 0.1, 1.0, 0.03))
     longer = pd.read_csv(tmp_path / "experiment_summary.csv").assign(max_steps=600, experiment="01_training")
@@ -131,8 +121,3 @@ def test_the_committed_results_cost_what_the_paper_says(phase, algorithm, experi
         assert [row["cost"], row["low"], row["high"]] == pytest.approx(list(fall[["fall", "low", "high"]]), rel=1e-4)
         curve = next(each for each in curves if (each["task"], each["name"]) == (fall["task"], arm))
         assert row["budget"] == pytest.approx(curve["budget"]["value"])
-
-
-def test_a_folder_without_results_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="give a study's results"):
-        comparable_runs(tmp_path)

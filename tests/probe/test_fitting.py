@@ -90,18 +90,6 @@ def test_odd_recordings_are_fitted(text):
         assert each.process.loss_rate > 0
 
 
-def test_no_flow_is_refused():
-    with pytest.raises(ValueError, match="flows is empty"):
-        fit([])
-
-
-@pytest.mark.parametrize(("text", "lost"), [("0000", 0), ("1111", 4)])
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "Bernoulli"])
-def test_no_other_family_is_fitted_to_packets_of_one_fate(name, text, lost):
-    with pytest.raises(ValueError, match=f"{lost} of 4 packets are lost, which shows no {name} process: give flows"):
-        fit_family(FAMILIES[name], [bits(text)])
-
-
 TRIALS = 40
 
 
@@ -144,15 +132,6 @@ def test_a_parameter_at_its_end_reaches_to_where_the_likelihood_falls():
     assert fitted.values[3] < 1e-5
     assert found.low == 0
     assert 1 / good_packets < found.high < 10 / good_packets
-
-
-def test_bursts_of_one_packet_have_an_interval_that_goes_beyond():
-    flows = [bits("0001" * 50)]
-    fitted = fit_family(FAMILIES["simple Gilbert"], flows)
-    found = intervals(fitted, flows)
-    assert fitted.process.mean_burst_packets == pytest.approx(1, abs=1e-6)
-    assert found["p_bad_to_good"].low == pytest.approx(1 - 1.92 / 50, abs=0.01)
-    assert found["mean_burst_packets"].high > 1.03
 
 
 def test_what_the_flows_do_not_determine_says_so():
@@ -203,12 +182,6 @@ def test_statistic_and_laws():
     assert found.statistic == pytest.approx(stats.ks_2samp(recorded_lengths, fitted_lengths).statistic)
     law = Law(np.array([1, 3]), np.array([2, 6]))
     assert law.share_up_to(np.array([0, 1, 2, 3, 9])).tolist() == [0, 0.25, 0.25, 1, 1]
-
-
-@pytest.mark.parametrize("text", ["000", "111"])
-def test_nothing_to_compare(text):
-    found = goodness(fit_family(FAMILIES["Bernoulli"], [bits(text)]), [bits(text)])
-    assert found.bursts.p == found.gaps.p == 1
 
 
 def test_flows_that_share_a_queue_are_together_and_independent_ones_are_not():

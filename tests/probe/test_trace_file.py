@@ -59,16 +59,6 @@ def test_columns_have_the_documented_types(trace: ProbeTrace, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["trace.parquet"]
 
 
-def test_an_empty_trace_is_written_and_read(tmp_path: Path) -> None:
-    write_trace(tmp_path / "trace.parquet", ProbeTrace(flows={}))
-    assert read_trace(tmp_path / "trace.parquet").flows == {}
-
-
-def test_a_column_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"delay_s has shape \(3,\), not \(2,\)"):
-        FlowTrace(lost=np.zeros(2), delay_s=np.zeros(3))
-
-
 @pytest.mark.parametrize("content", [None, slice(0), slice(500), b"0 1 0 0 1\n"], ids=str)
 def test_damaged_files_are_refused(content: slice | bytes | None, trace: ProbeTrace, tmp_path: Path) -> None:
     path = tmp_path / "trace.parquet"

@@ -47,11 +47,6 @@ def test_an_empty_host_does_not_mean_every_address(kind: socket.SocketKind) -> N
         datagrams.address_of("")
 
 
-def test_a_name_without_an_address_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"host = 'no\.such\.machine\.invalid' has no IPv4 address"):
-        datagrams.address_of("no.such.machine.invalid")
-
-
 def test_a_datagram_above_the_mtu_is_refused() -> None:
     with udp_socket("127.0.0.1") as opened, pytest.raises(ValueError, match="packets of 70028 bytes are above"):
         send_to(opened, bytearray(70_000), ("127.0.0.1", 9))
@@ -124,13 +119,6 @@ def test_anything_else_counts_as_vanished(pair: Pair, sent: bytes, message: str)
     pair[0].shutdown(socket.SHUT_WR)
     with pytest.raises(Vanished, match=message):
         Control(pair[1], 5.0, 10).receive("x")
-
-
-def test_wrong_counts_are_shown_in_short() -> None:
-    with pytest.raises(Vanished) as caught:
-        checked_counts(["\x1b" * 10**5], 1, 5)
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 200
 
 
 def test_silence_counts_as_vanished(pair: Pair) -> None:

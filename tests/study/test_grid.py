@@ -85,21 +85,6 @@ def test_a_processs_text_makes_one_folders_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        *(({"profile": "huge"}, ["grid.yaml", "huge", "tiny"]), ({"rate": "1.5"}, ["grid.yaml", "loss_rate = 1.5"])),
-        *(({"two": "2"}, ["tensor_parallel_size = 2", "list"]), ({"name": "seed"}, ["seed"])),
-        ({"name": "tensor_paralel_size"}, ["grid.yaml", "tensor_paralel_size", "did you mean tensor_parallel_size"]),
-    ],
-)
-def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words):
-    with pytest.raises(ValueError, match=r"grid\.yaml") as error:
-        load(tmp_path, **values)
-    assert "\n" not in str(error.value)
-    assert all(word in str(error.value) for word in words)
-
-
-@pytest.mark.parametrize(
     ("written", "instead", "named"),
     [
         *((GRID, "", "None is not a configuration"), ("base: {{max_steps: 5}}", "base:", "base = None")),
@@ -133,36 +118,6 @@ def test_what_has_not_the_form_of_a_grid_is_refused(tmp_path, written, instead, 
         load_experiment(file, "tiny", tmp_path / "results")
     assert str(error.value).startswith(str(file))
     assert "\n" not in str(error.value)
-
-
-def test_an_arms_name_has_braces_and_the_rate_of_its_preset(tmp_path):
-    load(tmp_path)
-    file = tmp_path / "experiments" / "grid.yaml"
-    file.write_text(file.read_text().replace("arm: alone", "arm: '{{0}} at {loss_rate:g}'"))
-    assert load_experiment(file, "tiny", tmp_path).cells[0].arm == "{0} at 0"
-    load(tmp_path)
-    file = tmp_path / "experiments" / "grid.yaml"
-    arm = "{arm: 'at {loss_rate:g}', loss_type: [g-e], ge_config: [default]}"
-    file.write_text(file.read_text() + f"      - {arm}\n")
-    assert "at 0.1" in {cell.arm for cell in load_experiment(file, "tiny", tmp_path).cells}
-
-
-def test_tasks_that_are_not_there_or_empty_are_refused(tmp_path):
-    load(tmp_path)
-    file = tmp_path / "experiments" / "grid.yaml"
-    file.write_text(file.read_text().replace("    seeds: 2", "    seeds: 2\n    tasks: [one]"))
-    with pytest.raises(ValueError, match=rf"^{file}: .*tasks\.yaml cannot be read \(No such file or directory\)"):
-        load_experiment(file, "tiny", tmp_path)
-    (tmp_path / "tasks.yaml").touch()
-    with pytest.raises(ValueError, match=rf"^{file}: task = 'one' is unknown"):
-        load_experiment(file, "tiny", tmp_path)
-
-
-def test_a_folder_named_like_a_grid_is_refused(tmp_path):
-    load(tmp_path)
-    (tmp_path / "experiments" / "other.yaml").mkdir()
-    with pytest.raises(ValueError, match=r"other\.yaml cannot be read \(Is a directory\): put a file there"):
-        load_experiments(tmp_path / "experiments", "tiny", tmp_path)
 
 
 EXPERIMENTS = Path(__file__).parents[2] / "notebooks" / "experiments"

@@ -128,21 +128,6 @@ def test_papermill_by_hand_runs_one_run_with_any_settings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("notebook", "words", "fault"),
-    [
-        ("20_cells", ["-p", "loss_rate", "0.2", "-p", "max_steps", "4"], "unknown parameter 'loss_rate'"),
-        ("21_run", ["-p", "lossrate", "0.2"], "unknown parameter 'lossrate': did you mean loss_rate?"),
-    ],
-)
-def test_papermill_by_hand_refuses_unknown_names_before_anything_trains(tmp_path, monkeypatch, notebook, words, fault):
-    monkeypatch.chdir(tmp_path)
-    result = by_hand(REPOSITORY / f"notebooks/{notebook}.ipynb", tmp_path, *words)
-    assert result.returncode != 0
-    assert result.stderr.strip().splitlines()[-1].startswith(f"ValueError: {fault}"), "the cell's error is one line"
-    assert not (tmp_path / "output").exists()
-
-
-@pytest.mark.parametrize(
     "folder", [REPOSITORY, REPOSITORY / "notebooks", Path("/")], ids=["root", "notebooks", "elsewhere"]
 )
 def test_notebooks_find_the_repositorys_files_from_any_folder(folder, monkeypatch):

@@ -1,8 +1,6 @@
 import json
 import os
-import queue
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +12,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from lossytp.study.run import end_with, execute, main
+from lossytp.study.run import execute, main
 
 pytestmark = pytest.mark.slow
 
@@ -37,13 +35,6 @@ def test_parameters_reach_the_notebook_and_parallel_kernels_do_not_clash(tmp_pat
             [sys.executable, "-m", "lossytp.study.run", file, tmp_path / f"{run['value']}.ipynb",
              "--parameters", json.dumps(run)], check=True, capture_output=True), runs))  # fmt: skip
     assert [(tmp_path / f"{number}.txt").read_text() for number in range(4)] == ["0", "1", "2", "3"]
-
-
-@pytest.mark.parametrize("values", [{"output_dir": [1]}, {"loss_rate": "high"}, {"nonsense": 1}])
-def test_a_wrong_parameter_is_one_line_before_anything_is_computed(tmp_path, values):
-    with pytest.raises(ValueError, match=rf"^00_explore\.ipynb: .*{next(iter(values))}") as refused:
-        execute(NOTEBOOKS / "00_explore.ipynb", tmp_path / "out.ipynb", values)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_value_error_in_a_cell_ends_with_one_line_and_exit_code_2(tmp_path):
@@ -82,16 +73,6 @@ def test_what_cannot_be_run_or_written_is_one_line_and_another_error_whole(tmp_p
         main()
 
 
-def test_a_notebook_that_is_run_gets_no_advice_to_install_widgets(tmp_path, capfd, monkeypatch):
-    monkeypatch.setenv("PYTHONWARNINGS", "default")  # whatever the tests themselves run under
-    for name in ("IPROGRESS", "other"):
-        code = f"import warnings; warnings.warn('{name}')".replace("IPROGRESS", "IProgress not found. Please update")
-        execute(notebook(tmp_path, code), tmp_path / "out.ipynb", {})
-        outputs = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[-1].outputs
-        assert ("other" in str(outputs)) is (name == "other")
-        assert "IProgress" not in str(outputs)
-
-
 def test_a_readers_run_is_drawn_on_the_papers_curve(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # JupyterLab starts it in notebooks/, and papermill anywhere
     changes = {"loss_rate": 0.15, "max_steps": 2, "max_samples": 200, "eval_samples": 50}
@@ -128,24 +109,6 @@ time.sleep(120)"""
     for process in left:
         process.kill()
     assert left == []
-
-
-def test_what_ends_while_it_is_looked_at_saves_nothing_else(monkeypatch):
-    watched, first, second = (subprocess.Popen(["sleep", "20"]) for _ in range(3))
-    children, status = [psutil.Process(process.pid) for process in (first, second)], psutil.Process.status
-
-    def end(process, answer):
-        process.kill()
-        process.wait()
-        return answer()
-
-    exits = queue.Queue()
-    monkeypatch.setattr("os._exit", exits.put)
-    monkeypatch.setattr(psutil.Process, "status", lambda self: end(watched, lambda: status(self)))
-    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: end(first, lambda: children))
-    end_with(watched.pid)
-    assert exits.get(timeout=20) == 1
-    assert second.wait(timeout=5) == -signal.SIGKILL
 
 
 def test_committed_notebooks_carry_no_outputs_and_only_lessons_define_functions():

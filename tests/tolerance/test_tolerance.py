@@ -16,7 +16,7 @@ from lossytp.tolerance.__main__ import measure_and_print
 from lossytp.tolerance.config import Setup, ToleranceConfig
 from lossytp.tolerance.measure import Account, Lossless, Measured, Measurement, Record, Rises, estimate_of, measure
 from lossytp.tolerance.packets import Found, Packet
-from lossytp.tolerance.report import budget, draw, lines, report_of, table
+from lossytp.tolerance.report import budget, lines, report_of, table
 from lossytp.training.folder import exclusive_run
 from lossytp.training.models import load_model, load_tokenizer
 from tests.tolerance.planted import MTU_BYTES, RANKS, TOKENS, save_planted
@@ -165,17 +165,6 @@ def test_a_second_rate_says_whether_rises_lie_on_a_line():
     assert lines(off, config)[3].endswith("1.83 times as much: off the line")
     assert "no critical packet in 4 sequences, so at most 49% of sequences have one" in "\n".join(lines(on, config))
     assert "beyond the rates measured" not in "\n".join(lines(on, config)), "0.1 nats are at 1.7 %"
-
-
-def test_the_figure_has_the_line_and_two_clouds(tmp_path):
-    config, found = ToleranceConfig(text="stdlib"), invented([0.05, 0.06, 0.07, 0.06], damage=[9.0, 11.0])
-    (ax,) = draw(found, report_of(found, config), "a model", tmp_path).axes
-    labels = [each.get_text() for each in ax.get_legend().get_texts()]
-    assert labels[:2] == ["a sequence", "lost a critical packet alone"]
-    clouds = {line.get_label(): line.get_ydata() for line in ax.lines}
-    assert list(clouds["a sequence"]) == [0.05, 0.06, 0.07, 0.06]
-    assert list(clouds["lost a critical packet alone"]) == [9.0, 11.0]
-    assert {path.name for path in tmp_path.iterdir()} == {"tolerance.png", "tolerance.svg"}
 
 
 def test_intervals_are_over_texts_and_in_bursts_also_over_draws(text):

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -213,18 +212,6 @@ def test_what_can_be_combined_is_not_refused(values):
     assert TrainConfig.from_dict(values).changes() == values
 
 
-def test_a_folder_of_a_declaration_without_one_is_refused(tmp_path):
-    for rows in ("a.csv", "b.csv"):
-        (tmp_path / rows).write_text("a,b\nword,x\n")
-    file = tmp_path / "mine.yaml"
-    file.write_text("{kind: classification, train: a.csv, test: b.csv, body: '{a}', label: b, labels: [x, y]}")
-    for values in ({}, {"dataset": "sst2"}, {"dataset": str(file)}):
-        assert "task_folder" in refused(TrainConfig, {"task_folder": "elsewhere", **values})
-    found = TrainConfig(dataset=str(file), task_folder=str(tmp_path))
-    assert found.data.declaration["name"] == found.data.dataset == "mine"
-    assert TrainConfig(**found.changes()) == found
-
-
 @pytest.mark.parametrize(
     ("values", "world_size", "needed"),
     [
@@ -292,20 +279,6 @@ def test_records_mention_nodes_only_where_there_are_some():
     assert "ranks_per_node" not in TrainConfig().result_settings()
     assert TrainConfig(ranks_per_node=2).result_settings()["ranks_per_node"] == 2
     assert TrainConfig(ranks_per_node=2).differences(TrainConfig().result_settings()) == ["ranks_per_node"]
-
-
-@pytest.mark.parametrize(
-    ("cells", "fault"),
-    [
-        *((cells, f"cells = {cells}") for cells in (5, [])),
-        *(([5], "5 is not a configuration"), ([{"sed": 5}], "did you mean seed")),
-        ([{"output_dir": "a", "seed": 1}, {"output_dir": "a", "seed": 2}], "output_dir = 'a'"),
-        ([{"total_steps": 3, "max_steps": 3}], "max_steps"),
-    ],
-)
-def test_cells_are_refused(cells, fault):
-    with pytest.raises(ValueError, match=re.escape(fault)):
-        run_settings(cells)
 
 
 def test_cells_are_of_pretraining_if_they_name_what_it_alone_has():

@@ -216,14 +216,6 @@ def test_large_tensors_do_not_fault_their_pages_in_again():
     assert kept < returned / 10
 
 
-def test_runs_keep_freed_memory(monkeypatch):
-    called: list[bool] = []
-    monkeypatch.setattr(engine, "keep_freed_memory", lambda: called.append(True))
-    config = TrainConfig()
-    with connected_processes(config, config.layout(0, 1)):
-        assert called
-
-
 @pytest.mark.parametrize(
     ("precision", "factor", "error"),
     [("highest", 1.001, "1.0e-03"), ("highest", math.nan, "nan"), ("high", 1.1, "1.0e-01")],

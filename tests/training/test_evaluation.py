@@ -122,26 +122,6 @@ def test_a_users_file_named_evaluation_json_is_refused_and_stays(tmp_path, text)
     assert file.read_text() == text
 
 
-def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path):
-    train(tmp_path, "classification")
-    folder = tmp_path / "run" / "last"
-    tokenizer = load_tokenizer(str(folder))
-    tokenizer.add_tokens(["rosebush"])
-    tokenizer.save_pretrained(folder)
-    with pytest.raises(ValueError, match="vocab_size"):
-        evaluate(tmp_path)
-
-
-def test_prompts_and_lengths_that_do_not_fit_are_refused(tmp_path):
-    train(tmp_path, "generation")
-    rose = {"prompt": "the rose"}
-    for values in ({"prompt": ""}, {**rose, "new_tokens": 200}, {**rose, "output_dir": "/dev/null/x"}):
-        with pytest.raises(ValueError, match=[*values][-1]):
-            evaluate(tmp_path, **values)
-    with pytest.raises(ValueError, match="max_length"):
-        evaluate(tmp_path, data_glob="stdlib", max_length=1)
-
-
 @pytest.mark.parametrize("comm", [{}, OWN_STREAMS], ids=str)
 def test_the_text_is_that_of_greedy_search(tmp_path, comm):
     train(tmp_path, "generation")

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from lossytp.training import objectives as finetuning
 from lossytp.training.loop import run
 from tests.training.parallel_runs import comparable
 
@@ -81,12 +80,3 @@ def test_gradients_are_clipped_to_the_given_norm(toy, tmp_path):
             curves[fp16, limit] = [point["loss"] for point in record["curves"]["train_loss"]]
         assert curves[fp16, None] == curves[fp16, 100.0]
         assert curves[fp16, None] != pytest.approx(curves[fp16, 2.0], rel=1e-3)
-
-
-@pytest.mark.parametrize(("ranks", "times"), [(1, 1), (2, 2)])
-def test_a_single_rank_is_evaluated_once_since_it_sends_nothing(toy, monkeypatch, ranks, times):
-    calls, scores = [], finetuning.scores
-    monkeypatch.setattr(finetuning, "scores", lambda *given: calls.append(given) or scores(*given))
-    final = run(toy(tensor_parallel_size=ranks, loss_rate=0.0, max_steps=1, warmup_steps=1))["final"]
-    assert len(calls) == times
-    assert final["accuracy_lossy"] == final["accuracy_clean"]

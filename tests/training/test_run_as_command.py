@@ -17,11 +17,15 @@ from lossytp.training.command_line import run_as_command
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [["--loss_rate", "1.5"], ["--nonsense"], ["--output_dir", "/dev/null/below"], ["--dataset", "nope"]]
+    "command",
+    [
+        *("train --loss_rate 1.5", "train --nonsense", "train --output_dir /dev/null/below", "train --dataset nope"),
+        *("study.grid one", "study.run in out --parameter", "study.run in out more"),
+    ],
 )
-def test_the_entry_point_ends_with_one_line_and_exit_code_2(words):
-    command = [sys.executable, "-m", "lossytp.train", *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_the_entry_point_ends_with_one_line_and_exit_code_2(command):
+    words = [sys.executable, "-m", *f"lossytp.{command}".split()]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     told = [line for line in result.stderr.splitlines() if not line.startswith("importing ")]  # on a slow machine
     assert len(told) == 1

@@ -1,6 +1,5 @@
 """Test a run's models, `best` and `last`, in folders that may hold the user's files."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from lossytp.training import saved_models
-from lossytp.training.files import MANIFEST, remove
 from lossytp.training.loop import run
 from tests.training.killed_runs import DDP, FSDP, RELIABLE, started
 from tests.training.parallel_runs import settings, task_in, weights
@@ -31,39 +29,6 @@ def test_a_users_files_are_refused_before_the_first_step_and_stay(toy, tmp_path,
         run(toy(max_steps=1, save_model=True))
     assert thesis.read_text() == "x"
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [place]
-
-
-def test_a_file_put_into_a_models_folder_during_training_is_not_deleted(toy, tmp_path, monkeypatch):
-    save = saved_models.save_model
-
-    def leave_a_note(engine, folder, tokenizer):
-        save(engine, folder, tokenizer)
-        (folder / "note").write_text("x")
-
-    monkeypatch.setattr("lossytp.training.objectives.save_model", leave_a_note)
-    with pytest.raises(ValueError, match=r"best.note is in the way"):
-        run(toy(eval_steps=1, save_model=True, learning_rate=1e-2))
-    assert (tmp_path / "run" / "best" / "note").read_text() == "x"
-    assert (tmp_path / "run" / "best" / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize("change", ["another model", "another file"])
-def test_a_users_model_is_not_taken_for_an_older_versions(toy, tmp_path, change):
-    run(toy(max_steps=1, save_model=True))
-    folder = tmp_path / "run"
-    (folder / "record.json").unlink()
-    (folder / "last" / MANIFEST).unlink()
-    if change == "another file":
-        (folder / "last" / "thesis").touch()
-    else:
-        config = json.loads((folder / "last" / "config.json").read_text())
-        del config["finetuning_max_length"]
-        (folder / "last" / "config.json").write_text(json.dumps(config))
-    before = sorted((folder / "last").iterdir())
-    with pytest.raises(ValueError, match=r"last.* is in the way"):
-        run(toy(max_steps=1, save_model=True))
-    remove(folder / "last")
-    assert sorted((folder / "last").iterdir()) == before
 
 
 @pytest.mark.parametrize("place", ["mark", "weights", "removed", "renamed"])
@@ -139,17 +104,6 @@ def test_a_run_that_goes_on_from_anothers_checkpoint_keeps_a_best_model_of_its_o
     first = str(tmp_path / "first" / "checkpoint" / "step-2")
     run(toy(output_dir=str(tmp_path / "second"), checkpoint_path=first, **values))
     assert (tmp_path / "second" / "best").is_dir()
-
-
-def test_a_run_knows_its_own_checkpoint_by_any_path(toy, tmp_path, monkeypatch):
-    score_next(monkeypatch, 0.9, 0.5, 0.7)
-    monkeypatch.chdir(tmp_path)
-    values = {"eval_steps": 2, "checkpoint_steps": 2, "schedule": "constant", "max_steps": 4, "save_model": True}
-    run(toy(output_dir="own", keep_checkpoints=2, **values))
-    best = weights(tmp_path / "own" / "best")
-    (tmp_path / "own" / "record.json").unlink()
-    run(toy(output_dir="own", checkpoint_path=str(tmp_path / "own" / "checkpoint" / "step-2"), **values))
-    assert all(torch.equal(best[name], tensor) for name, tensor in weights(tmp_path / "own" / "best").items())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections import Counter
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -62,52 +62,10 @@ def test_every_block_begins_as_the_tokenizer_asks_and_the_text_fills_the_rest(do
         all_blocks(text, asks, block_size=1)
 
 
-def test_reading_ends_once_there_are_enough_blocks(documents, tokenizer, monkeypatch):
-    text = corpus(str(documents / "*"), split="train")
-    expected = all_blocks(text, tokenizer, block_size=BLOCK)[:3]
-    documents = list(text.texts())
-    monkeypatch.setattr(Corpus, "texts", lambda self: chain(documents[:8], [None]))  # fails if it is read
-    assert all_blocks(text, tokenizer, block_size=BLOCK, at_most=3).equal(expected)
-
-
 @pytest.mark.parametrize(("block_size", "blocks"), [(32, 8192), (128, 8192), (512, 2048), (4096, 256), (2**21, 1)])
 def test_portions_are_bounded_in_tokens(tokenizer, block_size, blocks):
     """At the study's block sizes they are what they were: the order of blocks does not move."""
     assert packed(Corpus(()), tokenizer, block_size=block_size).state_dict()["portion_blocks"] == blocks
-
-
-def test_a_state_with_another_portion_goes_on_with_it(documents, tokenizer, monkeypatch):
-    text = corpus(str(documents / "*"), split="train")
-    monkeypatch.setattr(packing, "SHUFFLED_BLOCKS", 30)
-    blocks = packed(text, tokenizer)
-    blocks.batch(7)
-    state = blocks.state_dict()
-    older = {name: value for name, value in state.items() if name != "portion_blocks"}
-    expected = blocks.batch(50)
-    for kept, tokens in ((state, BLOCK), (older, 3 * BLOCK)):
-        monkeypatch.setattr(packing, "SHUFFLED_TOKENS", tokens)
-        resumed = packed(text, tokenizer)
-        resumed.load_state_dict(kept)
-        assert resumed.batch(50).equal(expected)
-
-
-def test_the_position_is_that_of_the_blocks_returned_and_not_of_the_reader(tmp_path, tokenizer, monkeypatch):
-    """The reader fills a portion, and reads the next one, in later files and passes."""
-    monkeypatch.setattr(packing, "SHUFFLED_BLOCKS", 12)
-    for word in "abc":
-        (tmp_path / f"{word}.txt").write_text(f"{word} " * 100)
-    text = corpus(str(tmp_path / "*"), split="train")
-    blocks, files = packed(text, tokenizer), {}
-    for _ in range(120):
-        (block,) = blocks.batch(1)
-        words = set(tokenizer.decode(block)) & set("abc")
-        if tokenizer.eos_token_id not in block:
-            files.setdefault("".join(words), set()).add(blocks.position.shard)
-    assert files == {"a": {0}, "b": {1}, "c": {2}}
-    assert blocks.passes > 1
-    again = packed(text, tokenizer)
-    again.batch(1)
-    assert (again.passes, again.position.epoch) == (1, 0)
 
 
 @pytest.mark.slow
@@ -131,20 +89,6 @@ def test_streamed_blocks_are_all_of_the_text_shuffled_portion_by_portion(documen
     for start in (0, portion):
         expected = tokens[start * BLOCK : (start + portion) * BLOCK].reshape(-1, BLOCK)
         assert rows(blocks.batch(portion)) == rows(expected)
-
-
-def test_a_document_longer_than_a_portion_is_read_once(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(packing, "SHUFFLED_BLOCKS", 3)
-    (tmp_path / "a.txt").write_text(" ".join(map(str, range(300))))
-    text = corpus(str(tmp_path / "a.txt"), split="train")
-    whole = len(stream_of(text, tokenizer, 1)) // BLOCK
-    blocks = packed(text, tokenizer)
-    for _ in range(whole // 3):
-        blocks.batch(3)
-    assert blocks.position.epoch == 0
-    assert len(blocks.state_dict()["rest"]) < len(stream_of(text, tokenizer, 1))
-    blocks.batch(6)
-    assert blocks.position.epoch == 1
 
 
 def test_without_streaming_a_whole_pass_is_shuffled(documents, tokenizer, monkeypatch):

@@ -68,14 +68,6 @@ def test_files_are_split_by_document_if_asked(documents, monkeypatch):
         assert taken(text, position, len(train)) == train
 
 
-def test_a_pattern_that_matches_no_file_but_a_folder_is_refused(tmp_path):
-    (tmp_path / "below").mkdir()
-    with pytest.raises(ValueError, match="no file matches"):
-        corpus(str(tmp_path / "*"), split="train")
-    (tmp_path / "below" / "a.txt").write_text("läst", encoding="utf-8")
-    assert list(corpus(str(tmp_path / "**"), split="train").texts()) == ["läst"]
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -91,15 +83,6 @@ def test_a_file_that_is_no_text_is_named(tmp_path, content, words):
     for read in (lambda: list(text.texts()), text.check):
         with pytest.raises(ValueError, match=rf"b\.txt {words}"):
             read()
-
-
-def test_a_parquet_damaged_after_its_header_is_named(tmp_path):
-    write(tmp_path / "a.parquet", [document(number) for number in range(40)], row_group_size=40)
-    content = bytearray((tmp_path / "a.parquet").read_bytes())
-    content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # the pages; the metadata at the end stays
-    (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(ValueError, match=r"a\.parquet cannot be read"):
-        list(corpus(str(tmp_path / "*"), split="train").texts())
 
 
 def test_files_without_text_end_the_search_for_it(tmp_path):
@@ -166,22 +149,6 @@ def test_a_table_without_texts_is_one_line(tmp_path, name, content, words):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["odd[1].txt", "a*b.txt", "[x]/a?.txt"])
-def test_names_with_brackets_and_the_home_folder_are_found(tmp_path, monkeypatch, name):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("text")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for pattern in (str(tmp_path / name), f"~/{name}", str((tmp_path / name).parent / "*.txt")):
-        assert corpus(pattern, split="train").files == (str(tmp_path / name),)
-
-
-def test_a_link_to_nothing_is_named(tmp_path):
-    (tmp_path / "a.txt").write_text("text")
-    (tmp_path / "b.txt").symlink_to(tmp_path / "gone")
-    with pytest.raises(ValueError, match=r"b\.txt cannot be read"):
-        corpus(str(tmp_path / "*.txt"), split="train").check()
-
-
 def test_contents_are_hashed_once_and_again_after_a_change(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "a.txt"
@@ -237,21 +204,6 @@ def test_text_of_the_hub_is_read_from_its_copy(tmp_path, monkeypatch):
         config = PretrainConfig(dataset=name)
         assert (text_of(training_text(config)), text_of(validation_text(config))) == ("a" * 90, "b" * 10)
         assert config.task == name
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("shakspeare", "dataset = 'shakspeare'.*shakespeare"),
-        ("openwebtext", r"dataset = 'openwebtext' is neither in LOSSYTP_DATA .* nor available from the hub \("),
-    ],
-)
-def test_text_that_is_not_there_is_one_line(tmp_path, monkeypatch, name, words):
-    monkeypatch.setenv("LOSSYTP_DATA", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match=words) as error:
-        training_text(PretrainConfig(dataset=name))
-    assert "\n" not in str(error.value)
 
 
 def by_hand(logits_TV, ids_T):

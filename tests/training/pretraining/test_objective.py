@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -92,35 +90,6 @@ def test_it_validates_on_part_of_the_held_out_blocks_and_at_its_end_on_all(pretr
     assert record["data"]["validation_tokens"] == 3 * 16
 
 
-def test_training_begins_before_the_text_is_hashed_and_the_held_out_part_read(pretrain, monkeypatch):
-    hashed, begun = objective.text_sha256, threading.Event()
-    validate = objective.Pretraining.batch
-
-    def late(config):
-        assert begun.wait(60)
-        return hashed(config)
-
-    def batch(self):
-        begun.set()
-        return validate(self)
-
-    monkeypatch.setattr(objective, "text_sha256", late)
-    monkeypatch.setattr(objective.Pretraining, "batch", batch)
-    monkeypatch.setattr(objective, "HELD_OUT_TOKENS", 5 * 16)
-    config = pretrain(total_steps=2)
-    record = run(config)
-    assert record["data"]["sha256"] == hashed(config)
-    assert record["data"]["validation_tokens"] == 5 * 16
-
-
-def test_a_prompt_that_leaves_no_room_is_refused_before_the_first_step(pretrain, monkeypatch):
-    monkeypatch.setattr(loop.Run, "record", None)  # fails if it trains
-    with pytest.raises(ValueError, match=r"^prompt has \d+ tokens, which leave none of gpt2-nano's 64 positions free"):
-        run(pretrain(prompt="four " * 64))
-    with pytest.raises(ValueError, match="prompt = '' is empty"):
-        pretrain(prompt="")
-
-
 def test_it_begins_as_the_edition_that_trained_the_base_models(pretrain, monkeypatch):
     """A step differs by rounding: norms of all gradients are now computed in double precision.
 
@@ -178,18 +147,6 @@ def test_virtual_ranks_train_as_the_dense_model_and_losses_count(pretrain):
     assert last["cross_entropy_spread_clean"] == pytest.approx(0, abs=1e-6)
     assert last["cross_entropy_spread_lossy"] > 1e-4, "each rank computes on a stream of its own"
     assert last["stream_distance"][0] > 0
-
-
-def test_the_number_of_torchs_threads_is_restored(pretrain):
-    """Also in Python threads started later: they inherit any thread's last setting, and a run's threads set one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        run(pretrain())
-        with ThreadPoolExecutor(1) as later:
-            assert (torch.get_num_threads(), later.submit(torch.get_num_threads).result()) == (2, 2)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("evaluated", [{"eval_steps": 1}, {"total_steps": 1, "warmup_steps": 0}])

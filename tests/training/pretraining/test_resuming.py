@@ -3,7 +3,6 @@
 import os
 import signal
 from pathlib import Path
-from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -16,7 +15,6 @@ from lossytp.training.checkpoint import MARKER, Checkpoints, number_of, steps_in
 from lossytp.training.folder import open_run
 from lossytp.training.loop import run
 from lossytp.training.models import build_language_model
-from lossytp.training.objectives import Pretraining
 from lossytp.training.record import read_record
 from lossytp.training.text import tokenizer_for
 from tests.training.killed_runs import started
@@ -46,14 +44,6 @@ def test_a_run_stopped_before_any_step_and_resumed_equals_an_unbroken_one(pretra
     stopped(broken, at_step)
     assert kept(broken) == ([] if at_step <= 3 else [3] if at_step <= 6 else [6])
     assert_same(broken, run(broken), unbroken, run(unbroken))
-
-
-def test_a_resumed_run_takes_no_batch_before_its_first_step(pretrain):
-    config, batch = pretrain("broken"), Pretraining.batch
-    stopped(config, 5)
-    with patch.object(Pretraining, "batch", autospec=True, side_effect=batch) as taken:
-        run(config)
-    assert taken.call_count == STEPS - 3
 
 
 def test_a_run_killed_and_resumed_equals_an_unbroken_one(pretrain, tmp_path):
@@ -234,15 +224,6 @@ def test_a_run_goes_on_only_with_the_weights_it_began_from(pretrain, tmp_path):
     stopped(config.replace(checkpoint_path=None), 8)
     (tmp_path / "w.pth").unlink()  # its weights are no longer needed
     assert run(config)["first_weights"]["file"] == "w.pth"
-
-
-def test_a_checkpoint_comes_before_weights_in_the_same_folder(pretrain, tmp_path):
-    stopped(pretrain("first"), 5)
-    torch.save(dense_weights(pretrain("first"), 5), tmp_path / "first" / "w.pth")
-    config = pretrain("second", checkpoint_path=str(tmp_path / "first"))
-    record = run(config)
-    assert "first_weights" not in record
-    assert run(config) == record, "it is finished"
 
 
 def test_weights_that_do_not_fit_are_one_line(pretrain, tmp_path):

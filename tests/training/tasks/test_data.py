@@ -189,13 +189,6 @@ def test_the_hash_depends_on_all_accepted_answers(load):
     assert sha256(["yes"]) == sha256(["yes"]) != sha256(["yes", "sure"])
 
 
-def test_a_long_answer_is_cut_and_still_ends(load, tokenizer):
-    rows = [{"context": "sea", "question": "where", "answer": "far away " * 40}] * 2
-    split = load(tasks.Generation, rows, body="{context}", ending=" {question}?", answers="answer").test
-    assert split.answer_lengths.tolist() == [ANSWER_TOKENS] * 2
-    assert split.tokens[split.offsets[1] - 1] == tokenizer.eos_token_id
-
-
 def test_an_empty_text_has_one_token(load, tokenizer):
     rows = [{"text": "", "label": 0}, {"text": "word", "label": 1}]
     split = load(tasks.Classification, rows, body="{text}", labels=("a", "b")).train
@@ -217,16 +210,6 @@ def test_data_is_prepared_once_and_again_if_rows_length_or_sample_change(load, m
     assert len({first.sha256, *(other.sha256 for other in others)}) == 4
     assert len(others[1].train) == 5
     assert len(others[1].test) == 20
-
-
-def test_a_sample_is_drawn_before_anything_is_tokenised(load, monkeypatch, tokenizer):
-    rows = [{"text": f"text number {i}", "label": i % 2} for i in range(50)]
-    seen = []
-    example = tasks.Classification.example
-    monkeypatch.setattr(tasks.Classification, "example", lambda task, row: seen.append(row) or example(task, row))
-    data = load(tasks.Classification, rows, train_samples=5, body="{text}", labels=("a", "b"))
-    assert len(seen) == 5 + 50
-    assert len(data.train) == 5
 
 
 @pytest.mark.parametrize("kind", TASKS)

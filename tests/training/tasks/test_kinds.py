@@ -39,11 +39,6 @@ def test_a_users_task_from_a_csv(tmp_path):
     assert found == [("fine {really}", ("",), 1, ""), ("poor", ("",), 0, ""), ("", ("",), 0, "")]
 
 
-def test_a_users_column_may_be_named_part():
-    task = classification([{"text": "fine", "label": 1, "part": 7}, {"text": "poor", "label": 0, "part": None}])
-    assert [example.part for split in ("train", "test") for example in task.examples(split)] == [""] * 4
-
-
 @pytest.mark.parametrize("label", [0.7, 2.5, "inf", float("inf"), [1], 7, -2])
 def test_labels_that_are_no_class_are_refused(label):
     with pytest.raises(ValueError, match="is not a class of x, y"):
@@ -168,30 +163,6 @@ def test_a_class_without_a_training_row_is_refused(values, labels, lacking):
     assert wrong.examples("test")
 
 
-@pytest.mark.parametrize(
-    ("value", "how"),
-    [
-        *((value, {}) for value in (["a", "b"], {"a": "b"})),
-        *(("a", {"ending": lambda row: row["label"]}), (None, {"body": lambda row: row["text"].lower()})),
-    ],
-)
-def test_what_is_no_text_and_a_function_that_fails_are_named_with_their_row_and_source(value, how):
-    with pytest.raises(ValueError, match=r", in row .* of train of table"):
-        classification([{"text": value, "label": label} for label in (1, 0)], **how).examples("train")
-
-
-def test_options_are_texts_or_numbers():
-    def examples(*options):
-        rows = [{"question": "?", "options": list(options), "label": 1}]
-        task = MultipleChoice(source=Table(train=rows, test=rows), body="{question}", options="options")
-        return task.examples("train")
-
-    assert examples(1, 2)[0].endings == (" 1", " 2")
-    for wrong in (None, ["a"]):
-        with pytest.raises(ValueError, match=r"^option "):
-            examples(wrong, wrong)
-
-
 @pytest.mark.parametrize("template", ["{text.__class__}", "{text[0]}", "{text.real}"])
 def test_braces_hold_the_name_of_a_column_and_no_more(template):
     with pytest.raises(KeyError, match=re.escape(template[1:-1])):
@@ -246,37 +217,3 @@ def test_a_wrong_declaration_is_told_in_one_line(tmp_path, values, named):
     file = declare(tmp_path, **values)
     with pytest.raises(ValueError, match=f"^dataset = {re.escape(repr(str(file)))}: .*{re.escape(named)}"):
         read_declaration(file)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "holds None"), (b"- a\n- b\n", "holds ['a', 'b']"), (b"train: [", "as YAML"), (None, "No such file")],
-)
-def test_a_file_that_holds_no_declaration_is_named(tmp_path, content, message):
-    file = tmp_path / "mine.yaml"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(ValueError, match=f"^dataset = {re.escape(repr(str(file)))}.*{re.escape(message)}"):
-        read_declaration(file)
-
-
-def test_a_declaration_that_a_record_holds_is_checked_without_its_files(tmp_path):
-    declaration = read_declaration(declare(tmp_path))
-    task = declared_task(declaration, "/gone")
-    with pytest.raises(ValueError, match=r"relative to /gone"):
-        task.examples("train")
-    with pytest.raises(ValueError, match=r"^declaration of 'mine': label = None"):
-        declared_task({**declaration, "label": None}, None)
-    with pytest.raises(ValueError, match=r"^declaration of 'mine': kind = None"):
-        declared_task({"name": "mine"}, None)
-
-
-@pytest.mark.parametrize("words", ["[no, yes]", "[true, false]", "[01, 1e3]", "['NA', 'null']"])
-def test_names_in_yaml_are_those_in_a_csv(tmp_path, words):
-    names = [word.strip("'\" ") for word in words.strip("[]").split(",")]
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.csv").write_text("text,name\n" + "".join(f"a,{name}\n" for name in names))
-    file = tmp_path / "mine.yaml"
-    file.write_text(f"train: train.csv\ntest: test.csv\nbody: '{{text}}'\nlabel: name\nlabels: {words}\n")
-    examples = declared_task(read_declaration(file), str(tmp_path)).examples("train")
-    assert [example.label for example in examples] == [0, 1]
