@@ -399,14 +399,8 @@ def train_arm(name: str, base: Mapping[str, Any], *, seed: int, steps: int, show
         point = run._evaluate(config.steps) if math.isfinite(loss) else {}
     finally:
         run.engine.close()
-    return {
-        "arm": name,
-        "seed": seed,
-        "commit": commit(),
-        "config": config.as_dict(),
-        "steps": rows,
-        "evaluation": point,
-    }
+    known = {"arm": name, "seed": seed, "commit": commit(), "config": config.as_dict()}
+    return known | {"steps": rows, "evaluation": point}
 
 
 def record_of(name: str, seed: int, steps: int, folder: Path) -> Path:
@@ -431,12 +425,7 @@ def train_arms(
 
 
 def summary(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Tabulate how each run stood at its end, one row a record.
-
-    Columns: `arm`, `seed`, `steps`, `loss` (mean of the last 20 steps), `clean` and `lossy` (cross-entropies of the
-    evaluation), `gradient_norm` (median of the last 50 steps), and `least_norm` and `median_norm` of the tokens after
-    the first block.
-    """
+    """Tabulate how each run stood at its end, one row a record: the means of its last steps, and its evaluation."""
     rows = []
     for record in records:
         steps, point = record["steps"], record["evaluation"]
