@@ -430,19 +430,11 @@ def summary(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     for record in records:
         steps, point = record["steps"], record["evaluation"]
         seen: dict[str, float] = next((step["layers"][0] for step in reversed(steps) if step["layers"]), {})
-        rows.append(
-            {
-                "arm": record["arm"],
-                "seed": record["seed"],
-                "steps": len(steps),
-                "loss": float(np.mean([step["loss"] for step in steps[-20:]])),
-                "clean": point.get("cross_entropy_clean"),
-                "lossy": point.get("cross_entropy_lossy"),
-                "gradient_norm": float(np.median([step["gradient_norm"] for step in steps[-50:]])),
-                "least_norm": seen.get("least_norm"),
-                "median_norm": seen.get("median_norm"),
-            }
-        )
+        row = {"arm": record["arm"], "seed": record["seed"], "steps": len(steps)}
+        row["loss"] = float(np.mean([step["loss"] for step in steps[-20:]]))
+        row["gradient_norm"] = float(np.median([step["gradient_norm"] for step in steps[-50:]]))
+        row |= {way: point.get(f"cross_entropy_{way}") for way in ("clean", "lossy")}
+        rows.append(row | {name: seen.get(name) for name in ("least_norm", "median_norm")})
     return pd.DataFrame(rows)
 
 

@@ -499,6 +499,7 @@ def answer(study: Study) -> dict[str, Any]:
         "repairs": results_of(found, "repairs"),
         "precision": results_of(found, "precision"),
         "depths": json_rows(depths(found)),
+        "placement": {name: each for name, each in results_of(found, "placement").items() if each is not None},
         "critical": {name: len(each["critical"]) / len(each["scores"]) for name, each in lossless.items()},
     }
 
@@ -638,3 +639,11 @@ def main() -> None:
 
 if __name__ == "__main__":
     run_as_command(main)
+
+
+@claim
+def exchanged_units_end_the_collapse(results: Results) -> Claim:
+    """Require that each single sequence of SmolLM2 has a critical packet, and none once ranks exchanged units."""
+    counts = results["placement"]["smollm2-135m"]
+    ended = counts["before"] == counts["sequences"] and counts["after"] == 0
+    return Claim(ended and counts["score_changed_by"] < 1e-5, counts)
