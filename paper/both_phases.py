@@ -399,14 +399,8 @@ def train_arm(name: str, base: Mapping[str, Any], *, seed: int, steps: int, show
         point = run._evaluate(config.steps) if math.isfinite(loss) else {}
     finally:
         run.engine.close()
-    return {
-        "arm": name,
-        "seed": seed,
-        "commit": commit(),
-        "config": config.as_dict(),
-        "steps": rows,
-        "evaluation": point,
-    }
+    known = {"arm": name, "seed": seed, "commit": commit(), "config": config.as_dict()}
+    return known | {"steps": rows, "evaluation": point}
 
 
 def record_of(name: str, seed: int, steps: int, folder: Path) -> Path:
@@ -431,29 +425,16 @@ def train_arms(
 
 
 def summary(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Tabulate how each run stood at its end, one row a record.
-
-    Columns: `arm`, `seed`, `steps`, `loss` (mean of the last 20 steps), `clean` and `lossy` (cross-entropies of the
-    evaluation), `gradient_norm` (median of the last 50 steps), and `least_norm` and `median_norm` of the tokens after
-    the first block.
-    """
+    """Tabulate how each run stood at its end, one row a record: the means of its last steps, and its evaluation."""
     rows = []
     for record in records:
         steps, point = record["steps"], record["evaluation"]
         seen: dict[str, float] = next((step["layers"][0] for step in reversed(steps) if step["layers"]), {})
-        rows.append(
-            {
-                "arm": record["arm"],
-                "seed": record["seed"],
-                "steps": len(steps),
-                "loss": float(np.mean([step["loss"] for step in steps[-20:]])),
-                "clean": point.get("cross_entropy_clean"),
-                "lossy": point.get("cross_entropy_lossy"),
-                "gradient_norm": float(np.median([step["gradient_norm"] for step in steps[-50:]])),
-                "least_norm": seen.get("least_norm"),
-                "median_norm": seen.get("median_norm"),
-            }
-        )
+        row = {"arm": record["arm"], "seed": record["seed"], "steps": len(steps)}
+        row["loss"] = float(np.mean([step["loss"] for step in steps[-20:]]))
+        row["gradient_norm"] = float(np.median([step["gradient_norm"] for step in steps[-50:]]))
+        row |= {way: point.get(f"cross_entropy_{way}") for way in ("clean", "lossy")}
+        rows.append(row | {name: seen.get(name) for name in ("least_norm", "median_norm")})
     return pd.DataFrame(rows)
 
 

@@ -31,9 +31,11 @@ from typing import Annotated, Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from pydantic import Field
+from torch import nn
 
 from lossytp.network.scope import MODULES
 from lossytp.parallel.plans import blocks_of
@@ -160,7 +162,7 @@ class Model:
         critical = [(Packet(*packet), rise) for packet, rise in values["critical"]]
         found = Found(critical, values["others"], values["unexplained"])
         yield "lossless", values
-        for part in ("predicted", "slope", "curve", "line", "repairs", "precision", "depth"):
+        for part in ("predicted", "slope", "curve", "line", "repairs", "precision", "depth", "placement"):
             yield part, self.record(part, partial(getattr(self, part), lossless, found))
 
     def terms(self, found: Found) -> Iterator["SecondOrder"]:
@@ -249,6 +251,36 @@ class Model:
                 rise = estimate_of(row.rises, self.config).as_json()
                 rows.append({"module": module, "layers": [first, stop], "rise": rise})
         return rows
+
+    def placement(self, lossless: Lossless, found: Found) -> dict[str, Any] | None:
+        """Count critical packets of messages of one sequence, before and after their ranks exchange units of the MLP.
+
+        A rank that makes a packet then owns its chunk, and does not send it. None if there are no critical packets.
+        """
+        if not found.critical:
+            return None
+        single = Account(Measurement(self.config.replace(batch_size=1)), "direct", "reduce")
+        before = single.lossless()
+        critical = single.find(before).critical
+        for layer, src, dst in sorted({(packet.layer or 0, packet.src, packet.dst) for packet, _ in critical}):
+            exchange_units_(blocks_of(single.measurement.dense)[layer].mlp, src, dst, single.measurement.ranks)
+        del single._over_watched  # it has the units where they were
+        after = single.lossless()
+        change = np.abs(np.array(after.scores) - before.scores).max()
+        counts = {"before": len(critical), "after": len(single.find(after).critical)}
+        return counts | {"sequences": len(before.scores), "score_changed_by": float(change)}
+
+
+def exchange_units_(mlp: Any, one: int, other: int, ranks: int) -> None:
+    """Exchange the hidden units of two ranks, which changes nothing of what the MLP computes."""
+    layers = [layer for layer in mlp.modules() if isinstance(layer, nn.Linear)]
+    width = max(layers[0].weight.shape)
+    order = np.arange(width).reshape(ranks, -1)
+    order[[one, other]] = order[[other, one]]
+    for layer in layers:
+        axis = layer.weight.shape.index(width)
+        layer.weight.data = layer.weight.data.index_select(axis, torch.from_numpy(order.ravel()))
+        assert layer.bias is None or axis == 1, "a bias of hidden units would have to move too"
 
 
 def kept(
@@ -467,6 +499,7 @@ def answer(study: Study) -> dict[str, Any]:
         "repairs": results_of(found, "repairs"),
         "precision": results_of(found, "precision"),
         "depths": json_rows(depths(found)),
+        "placement": {name: each for name, each in results_of(found, "placement").items() if each is not None},
         "critical": {name: len(each["critical"]) / len(each["scores"]) for name, each in lossless.items()},
     }
 
@@ -606,3 +639,11 @@ def main() -> None:
 
 if __name__ == "__main__":
     run_as_command(main)
+
+
+@claim
+def exchanged_units_end_the_collapse(results: Results) -> Claim:
+    """Require that each single sequence of SmolLM2 has a critical packet, and none once ranks exchanged units."""
+    counts = results["placement"]["smollm2-135m"]
+    ended = counts["before"] == counts["sequences"] and counts["after"] == 0
+    return Claim(ended and counts["score_changed_by"] < 1e-5, counts)

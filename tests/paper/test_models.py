@@ -1,19 +1,22 @@
 """Several models, one line each: the predicted slope, records, and their table."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from lossytp.network.scope import MODULES
 from lossytp.study.run import execute
 from lossytp.tolerance.measure import Measurement
-from paper.models import ModelsConfig, depths, line_rows, measure, records, sha256, sixths, table
+from paper.models import ModelsConfig, depths, exchange_units_, line_rows, measure, records, sha256, sixths, table
 from paper.second_order import SecondOrder
+from tests.parallel.families import tiny
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "45_models.ipynb"
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of folly. "
-PARTS = ["lossless", "predicted", "slope", "curve", "line", "repairs", "precision", "depth"]
+PARTS = ["lossless", "predicted", "slope", "curve", "line", "repairs", "precision", "depth", "placement"]
 LAYERS, HOPS, PACKETS = 4, 2, 2  # of gpt2-nano, of a sum over two ranks, and of a hop in `terms`
 
 
@@ -67,6 +70,15 @@ def test_the_first_term_is_the_rise_if_all_packets_shrink(terms):
     after_B = terms.measurement.score(terms.model, terms.ids_BT)
     assert (after_B - before_B) / 0.002 == pytest.approx(terms.first_B(), rel=0.1, abs=0.02)
     assert abs(terms.first_B()).max() > 0.2, "control"
+
+
+def test_ranks_that_exchange_hidden_units_compute_the_same():
+    mlp = tiny("llama").model.layers[0].mlp
+    x, before = torch.randn(3, mlp.hidden_size, dtype=torch.float64), copy.deepcopy(mlp)
+    exchange_units_(mlp, 0, 2, 4)
+    assert torch.allclose(mlp(x), before(x), atol=1e-12)
+    shards, shards_before = (each.gate_proj.weight.chunk(4) for each in (mlp, before))
+    assert all(torch.equal(shards[rank], shards_before[other]) for rank, other in enumerate((2, 1, 0, 3)))
 
 
 def test_every_part_has_a_record_and_none_is_repeated(small, tmp_path, monkeypatch):
