@@ -484,7 +484,7 @@ def answer(study: Study) -> dict[str, Any]:
         "repairs": results_of(found, "repairs"),
         "precision": results_of(found, "precision"),
         "depths": json_rows(depths(found)),
-        "owners": owners(lossless["smollm2-135m"], int(models.loc["smollm2-135m", "ranks"]), settings["batch_size"]),
+        "owners": owners(lossless["smollm2-135m"], int(models["ranks"]["smollm2-135m"]), settings["batch_size"]),
         "critical": {name: len(each["critical"]) / len(each["scores"]) for name, each in lossless.items()},
     }
 
