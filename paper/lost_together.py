@@ -151,10 +151,7 @@ def answer(study: Study) -> dict[str, Any]:
 
 @claim
 def the_quadratic_form_tells_networks_apart(results: Results) -> Claim:
-    """Require that the quadratic form is within a quarter of every network.
-
-    The squared error must be so for rings, trees and switches of usual packets, and over a half off elsewhere.
-    """
+    """Require the quadratic form within a quarter of all networks, the squared error of rings, trees, switches alone."""
     rows = results["lost_together"]
     routed = [row for row in rows if row["network"] in ("ring", "tree", "switch")]
     farthest, squared, squared_routed = (

@@ -71,12 +71,15 @@ def task_settings(records: list[dict]) -> dict[str, Any]:
             "data": {each: newest["data"][each] for each in ("train_examples", "test_examples", "sha256", "subsets")},
         }
         for record in ours:
-            shared = found[name]["settings"]
-            differ = [each for each, value in shared.items() if record["config"].get(each, value) != value]
-            differ += ["data"] * (record["data"]["sha256"] != newest["data"]["sha256"])
-            if differ:
-                raise ValueError(f"the records of {name} differ in {', '.join(differ)}: draw them in separate figures")
+            if names := differing_settings(record, found[name]):
+                raise ValueError(f"the records of {name} differ in {', '.join(names)}: draw them in separate figures")
     return found
+
+
+def differing_settings(record: dict, shared: dict[str, Any]) -> list[str]:
+    """Return the settings that keep a run off a curve of `task_settings`, and "data" if its data differ."""
+    settings = [name for name, value in shared["settings"].items() if record["config"].get(name, value) != value]
+    return settings + ["data"] * (record["data"]["sha256"] != shared["data"]["sha256"])
 
 
 def tolerance_curves(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -2,7 +2,11 @@ import json
 
 import pytest
 
-from paper.tolerance import task_settings, tolerance_curves
+from paper.tolerance import (
+    differing_settings,
+    task_settings,
+    tolerance_curves,
+)
 
 
 def test_tolerance_curves_of_made_up_records(study, record, curves):
@@ -36,9 +40,10 @@ def test_task_settings_refuses_runs_that_differ_in_more_than_process_rate_and_se
     assert both["sst2"]["settings"]["max_steps"] == 11
 
 
-def test_task_settings_names_all_that_keeps_a_run_off_a_curve(study, record):
-    task_settings([record(loss_rate=0.15, seed=7, accuracy=0.5, burst=8.0), *study])
+def test_differing_settings_are_those_that_keep_a_run_off_a_curve(study, record):
+    curve = task_settings(study)["docstrings"]
+    run = record(loss_rate=0.15, seed=7, accuracy=0.5, burst=8.0)
+    assert differing_settings(run, curve) == []
     run = record(loss_rate=0.15, seed=7, accuracy=0.5, repair="local", max_steps=2)
     run["data"]["sha256"] = "cd"
-    with pytest.raises(ValueError, match="differ in repair, max_steps, data: draw"):
-        task_settings([run, *study])
+    assert differing_settings(run, curve) == ["repair", "max_steps", "data"]
