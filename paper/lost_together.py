@@ -151,7 +151,7 @@ def answer(study: Study) -> dict[str, Any]:
 
 @claim
 def the_quadratic_form_tells_networks_apart(results: Results) -> Claim:
-    """Require the quadratic form within a quarter of all networks, the squared error of rings, trees, switches alone."""
+    """Require the quadratic form within a quarter of all networks, and the squared error of routes alone."""
     rows = results["lost_together"]
     routed = [row for row in rows if row["network"] in ("ring", "tree", "switch")]
     farthest, squared, squared_routed = (
