@@ -278,18 +278,19 @@ def pretraining_wastes_tokens(results: Results) -> Claim:
 
 @claim
 def pretraining_fails_over_both_phases(results: Results) -> Claim:
-    """Require that pretraining fails at 3 and 10 % loss in both phases.
+    """Require that pretraining fails at 3 and 10 % loss in both phases, and at 1 % ends a nat higher, on average.
 
-    It must end over a nat higher, and higher than half of the lossless tokens. The intervals must lie above both, and
-    so above what was predicted for 10 %.
+    It must end higher than half of the lossless tokens, and at 3 and 10 % over a nat higher. The intervals must lie
+    above both, and so above what was predicted for 10 %.
     """
     (half,) = rows_of(results["pretraining"], arm="no loss in half the steps")
-    rows = {rate: _arm(results, BOTH, rate) for rate in (0.03, 0.1)}
+    rows, rarely = {rate: _arm(results, BOTH, rate) for rate in (0.03, 0.1)}, _arm(results, BOTH, 0.01)
     least = max(1.0, half["clean_high"])
     holds = all(row["clean_low"] > least and row["clean_times_tokens"] is None for row in rows.values())
     holds &= all(_fails(_turns(results, rate)) for rate in rows)
+    holds &= rarely["clean"] > 1 and rarely["clean_low"] > half["clean_high"]
     numbers = {f"at least, {rate:g}": row["clean_low"] for rate, row in rows.items()}
-    return Claim(holds, numbers | {"half of the tokens": half["clean_high"]})
+    return Claim(holds, numbers | {"half of the tokens": half["clean_high"], "one per cent": rarely["clean"]})
 
 
 @claim
@@ -311,7 +312,7 @@ def a_sharded_stream_trains(results: Results) -> Claim:
     holds &= reduce["clean_low"] < often["clean"] < reduce["clean_high"]
     holds &= abs(often["clean"] - reduce["clean"]) < 0.05
     turns = _turns(results, 0.1, sharded=True)
-    holds &= _succeeds(turns) and not any(map(_rises, turns))
+    holds &= len(turns) >= 3 and not any(map(_rises, turns))
     numbers = {"1 %, at most": rare["clean_high"], "10 %, at least": often["clean_low"]}
     return Claim(holds, numbers | {"10 %, at most": often["clean_high"], "others, at least": least})
 
@@ -360,11 +361,6 @@ def _turns(results: Results, loss_rate: float, *, repair: str = "zero", sharded:
 def _fails(turns: list[dict[str, Any]]) -> bool:
     """Return whether pretraining fails, as the paper defines it: the training loss of each of three seeds rises."""
     return len(turns) >= 3 and all(map(_rises, turns))
-
-
-def _succeeds(turns: list[dict[str, Any]]) -> bool:
-    """Return whether there are three seeds, and pretraining does not fail."""
-    return len(turns) >= 3 and not all(map(_rises, turns))
 
 
 def _rises(turn: dict[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.record import read_record
 from lossytp.training.shapes import shape_of
 from lossytp.training.text import all_blocks, text_pattern, token_losses
-from paper.study import MILLION, Claim, Results, Study, claim, json_rows, row_of, rows_of
+from paper.study import Claim, Results, Study, claim, json_rows, row_of, rows_of
 
 FINE_TUNED = "fine_tuned_"  # prefix of a run's folder in the pretrained model's; the loss rate and the seed follow
 MODEL = ["model_name", "parameters", "tokens"]
@@ -41,10 +41,7 @@ def answer(study: Study) -> dict[str, Any]:
     powers = exponents(runs, draws)
     study.draw(rises_by_size(table[~table["whole_packets"]], powers), "sizes")
     shared = int(of_equal_tokens(runs)["tokens"].iloc[0])
-    folders = study.results.glob(f"runs/*/{FINE_TUNED}*")  # in the pretrained model's, so no experiment has them
-    seconds = sum(record["timing"]["total_seconds"] for folder in folders if (record := read_record(folder)))
-    found = {"tokens": shared, "falls": json_rows(falls), "rises": json_rows(table), "core_hours": seconds / 3600}
-    return {"sizes": {**found, "exponents": powers}}
+    return {"sizes": {"tokens": shared, "falls": json_rows(falls), "rises": json_rows(table), "exponents": powers}}
 
 
 def falls_of_models(runs: pd.DataFrame) -> pd.DataFrame:
@@ -173,9 +170,9 @@ def rises_by_size(rises: pd.DataFrame, powers: list[dict[str, Any]]) -> Figure:
         (power,) = (each["value"] for each in rows_of(powers, **wanted))
         middle = np.exp(np.log(rows[[x, "rise"]].to_numpy(dtype=float)).mean(axis=0))
         ax.plot(rows[x], middle[1] * (rows[x] / middle[0]) ** power, color=f"C{number}", linewidth=0.8, zorder=0)
-        ax.text(0.05, 0.93, f"slope {power:+.2f}", transform=ax.transAxes, fontsize=6.5, va="top")
+        ax.text(0.05, 0.93, f"exponent {power:+.2f}", transform=ax.transAxes, fontsize=6.5, va="top")
         ax.set(xscale="log", yscale="log", xlabel=f"{x}, millions", title=title)
-        ax.set_xticks(ticks := sorted(rows[x].unique()), [f"{each / MILLION:.2g}" for each in ticks])
+        ax.set_xticks(ticks := sorted(rows[x].unique()), [f"{each / 1e6:.2g}" for each in ticks])
         ax.yaxis.set_major_formatter(FuncFormatter(lambda rise, _: f"{rise:g}"))
         ax.yaxis.set_minor_locator(NullLocator())
         ax.minorticks_off()

@@ -38,20 +38,13 @@ from lossytp.training.config import RunSettings, settings_class
 from lossytp.training.files import write_atomically
 
 POINTS = 100  # in a share of 1
-MILLION = 1e6
 TASK_NAMES = {"sst2_held_out": "SST-2", "sst2": "SST-2", "qnli": "QNLI", "mnli": "MNLI subset"}
 NAMED_APART = 4  # the least ratio of two labelled rates whose labels do not overlap
 LABEL_GAP = 0.09  # of a panel's height, between two labels
 FEWEST_SEEDS = 3  # an interval of two says nothing
 HEADLINE = "01_tolerance"
-NOT_COMPARED = (  # they have no arms with an accuracy of their own
-    "08_robustness",
-    "11_pretraining",
-    "12_predictions",
-    "15_sizes",
-    "18_pretraining_gpt2",
-    "18_pretraining_gpt2_jumbo",
-)
+PRETRAINED = ("11_pretraining", "18_pretraining_gpt2", "18_pretraining_gpt2_jumbo")
+NOT_COMPARED = (*PRETRAINED, "08_robustness", "12_predictions", "15_sizes")  # without an accuracy of their own
 NOT_TRAINING = ("save_model", "eval_steps", "output_dir")  # settings that do not change training
 TRAINING = ("task", "model_name", "max_steps", "learning_rate")  # runs that share these are one training
 MARGIN = 0.03  # of accuracy: a training learns its task if it beats the most frequent class by more
@@ -152,7 +145,11 @@ def summarise(study: Study) -> dict[str, Any]:
     (study.output / "answers").mkdir(parents=True, exist_ok=True)
     write_atomically(study.output / "experiment_summary.csv", summary.to_csv(index=False))
     compared = [(name, study.compared(name)) for name in names if name not in NOT_COMPARED]
-    rows = [with_falls(table).assign(experiment=name) for name, table in compared if len(table)]
+    rows = [
+        table.assign(experiment=name, fall=-table["difference"], low=-table["high"], high=-table["low"])
+        for name, table in compared
+        if len(table)
+    ]
     columns = ["experiment", *TRAINING, "arm", "loss_rate", "seeds", "fall", "low", "high", "p_holm"]
     columns += ["gain", "gain_low", "gain_high", "gain_p_holm"]
     falls = pd.concat(rows).reindex(columns=columns) if rows else pd.DataFrame(columns=columns)
@@ -409,11 +406,6 @@ def falls_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
     return join_differences(found, gains, ["task", "arm", "loss_rate"], "gain")
 
 
-def with_falls(compared: pd.DataFrame) -> pd.DataFrame:
-    """Return a comparison with a `fall` for each difference; `low` and `high` become the interval of the fall."""
-    return compared.assign(fall=-compared["difference"], low=-compared["high"], high=-compared["low"])
-
-
 def join_differences(table: pd.DataFrame, compared: pd.DataFrame, where: list[str], name: str) -> pd.DataFrame:
     """Add the differences of `compared` to `table`, matched on the columns `where` and prefixed with `name`."""
     names = {"difference": name} | {each: f"{name}_{each}" for each in ("low", "high", "p_holm")}
@@ -484,11 +476,6 @@ def shown(p: float | None) -> bool:
 
 
 # Draw.
-
-
-def task_name(task: object) -> str:
-    """Return a task's name as figures write it."""
-    return TASK_NAMES.get(str(task), str(task))
 
 
 def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:

@@ -1,6 +1,5 @@
 """How much packet loss does a small model bear in fine-tuning? The curve of accuracy against the loss rate."""
 
-import json
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -13,11 +12,10 @@ from lossyprobe.expected_cost import loss_budget, rate_of_drop
 from lossytp.study.statistics import ONE_POINT, t_interval
 from lossytp.study.style import COLUMN, marker_of
 from lossytp.study.tables import newer_settings, with_lossless
-from lossytp.training.models import MODELS
-from lossytp.training.shapes import shape_of
 from paper.study import (
     HEADLINE,
     POINTS,
+    TASK_NAMES,
     Claim,
     Results,
     Study,
@@ -26,7 +24,6 @@ from paper.study import (
     label_ends,
     loss_rate_axis,
     shown,
-    task_name,
 )
 
 OTHERS = ("01_tolerance_of_both_phases", "03_rings")  # curves of other networks
@@ -48,12 +45,8 @@ def answer(study: Study) -> dict[str, Any]:
         )
     curves = pd.concat([with_lossless(study.complete(name)[0]) for name in (HEADLINE, *OTHERS)], ignore_index=True)
     study.draw(fall_against_loss(curves), "tolerance")
-    model_name = records[0]["config"]["model_name"]
-    shape, pretraining = shape_of(model_name), MODELS / model_name / "pretrain.json"
     return {
         "tasks": task_settings(records),
-        "shape": shape and {name: getattr(shape, name) for name in ("width", "layers")},
-        "pretrained": {"tokens": json.loads(pretraining.read_text())["tokens"]} if pretraining.is_file() else None,
         "tolerance": tolerance_curves(curves),
         "tolerance_contrasts": json_rows(study.compared(HEADLINE)),
     }
@@ -84,18 +77,13 @@ def task_settings(records: list[dict]) -> dict[str, Any]:
 
 
 def differing_settings(record: dict, shared: dict[str, Any]) -> list[str]:
-    """Return the settings that keep a run off a tolerance curve, and "data" if its data differ.
-
-    Args:
-        record: the run's record.
-        shared: what `task_settings` returns for the curve's task.
-    """
+    """Return the settings that keep a run off a curve of `task_settings`, and "data" if its data differ."""
     settings = [name for name, value in shared["settings"].items() if record["config"].get(name, value) != value]
     return settings + ["data"] * (record["data"]["sha256"] != shared["data"]["sha256"])
 
 
 def tolerance_curves(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the loss budget, the fall at the largest rate and all points of each task's and arm's curve.
+    """Return the loss budget, and the fall at the largest rate, of each task's and arm's curve.
 
     Args:
         table: from `with_lossless`: every arm has the lossless runs as its rate 0.
@@ -120,10 +108,6 @@ def _curve(arm: str, runs: pd.DataFrame) -> dict[str, Any]:
         "largest_rate": largest,
         "budget": loss_budget(rates, complete.to_numpy()).as_json(),
         "fall_at_largest_rate": t_interval((complete[0.0] - complete[largest]).to_numpy()).as_json(),
-        "points": [
-            {"loss_rate": rate, "accuracy_clean": t_interval(ours["accuracy_clean"].to_numpy()).as_json()}
-            for rate, ours in runs[runs["loss_rate"].isin(rates)].groupby("loss_rate")
-        ],
     }
 
 
@@ -158,7 +142,7 @@ def fall_against_loss(table: pd.DataFrame) -> Figure:
         _mark_budgets(ax, budgets)
         ax.axhline(POINTS * ONE_POINT, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
         loss_rate_axis(ax, runs["loss_rate"])
-        ax.set(title=task_name(task), ylim=(-BELOW, FARTHEST))
+        ax.set(title=TASK_NAMES.get(str(task), str(task)), ylim=(-BELOW, FARTHEST))
     label_ends(axes[-1], ends)
     axes[0].annotate("one point", (0, POINTS * ONE_POINT), xytext=(0, 2), textcoords="offset points", fontsize=6)
     axes[0].set_ylabel("fall in accuracy, points")

@@ -29,8 +29,7 @@ def test_intervals_are_over_draws_and_collapse_is_of_blocks(tmp_path):
     assert row["rise"] == pytest.approx((2.6 + 0.2 + 1.7) / 3)
     assert row["low"] < 0.2 < 2.6 < row["high"]
     assert row["collapsed"] == pytest.approx(2 / 6)
-    assert (row["collapsed_low"], row["collapsed_high"]) == pytest.approx((0.097, 0.700), abs=1e-3), "Wilson's"
-    assert table.iloc[1]["collapsed_high"] > 0.4, "none of four is no proof"
+    assert table.iloc[1]["collapsed"] == 0
     assert row["largest"] == 5.1
 
 
