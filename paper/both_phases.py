@@ -29,6 +29,7 @@ from lossytp.parallel.group import rank_and_world_size
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from lossytp.parallel.plans import blocks_of
 from lossytp.study.style import COLUMN, marker_of
+from lossytp.study.tables import LOSSLESS
 from lossytp.training.config import PretrainConfig
 from lossytp.training.files import write_atomically
 from lossytp.training.loop import Run
@@ -165,9 +166,7 @@ class _SumWithReliableGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         dy_LTD = gradients[0]
-        if ctx.lossy is None:
-            return dy_LTD.sum(0).expand_as(dy_LTD), None, None
-        return ctx.lossy(dy_LTD), None, None
+        return dy_LTD.sum(0).expand_as(dy_LTD) if ctx.lossy is None else ctx.lossy(dy_LTD), None, None
 
 
 def _plain_layers_(model: nn.Module, summed: Callable[[Tensor], Tensor]) -> None:
@@ -365,14 +364,9 @@ def drawn_weights(family: str, seed: int) -> str:
 
 
 def train_arm(name: str, base: Mapping[str, Any], *, seed: int, steps: int, show: Callable) -> dict[str, Any]:
-    """Train `steps` steps of the arm `name`, and return its record.
+    """Train `steps` steps of the arm `name` on the schedule of `base`, and return its record.
 
-    Args:
-        name: one of `ARMS`.
-        base: settings of `PretrainConfig` that all arms share.
-        seed: of weights, batches and losses.
-        steps: optimizer steps; the schedule is that of `base`.
-        show: called with the step and the training loss.
+    `base` has the settings that all arms share. `show` is called with each step and its training loss.
     """
     arm = ARMS[name]
     settings = {**base, **arm.settings, "seed": seed}
@@ -403,11 +397,6 @@ def train_arm(name: str, base: Mapping[str, Any], *, seed: int, steps: int, show
     return known | {"steps": rows, "evaluation": point}
 
 
-def record_of(name: str, seed: int, steps: int, folder: Path) -> Path:
-    """Return the file of an arm's record."""
-    return folder / f"{name.replace(' ', '_').replace('/', 'over')}_{steps}_seed{seed}.json"
-
-
 def train_arms(
     names: Sequence[str], base: Mapping[str, Any], *, seeds: int, steps: int, folder: Path
 ) -> Iterator[dict[str, Any]]:
@@ -415,7 +404,7 @@ def train_arms(
     for seed in range(seeds):
         for name in names:
             check_known("arm", name, sorted(ARMS))
-            file = record_of(name, seed, steps, folder)
+            file = folder / f"{name.replace(' ', '_').replace('/', 'over')}_{steps}_seed{seed}.json"
             if not file.exists():
                 with closing(Progress(steps, name=f"{name}, seed {seed}")) as progress:
                     record = train_arm(name, base, seed=seed, steps=steps, show=progress.show)
@@ -458,6 +447,9 @@ SHOWN = {
     "llama, gradients masked by what arrived": "masked by what arrived, Llama",
 }
 """Arms as the figure names them, from top to bottom."""
+BOTH_WAYS = "losses on both ways"
+FULL_LENGTH = {BOTH_WAYS: "both", f"{BOTH_WAYS} of a sharded stream": "sharded"}
+FULL_LENGTH |= {f"{BOTH_WAYS} with a masked backward pass": "masked"}
 CURED = 0.35  # nats above no loss: half of what both phases cost
 
 
@@ -506,7 +498,11 @@ def answer(study: Study) -> dict[str, Any]:
     tuned = tuned.pivot_table(index=["loss_rate", "seed"], columns="arm", values="accuracy_lossy")
     gains = (tuned["masked backward pass"] - tuned["both phases"]).dropna().rename("gain").reset_index()
     fine_tuning = json_rows(gains.groupby("loss_rate")["gain"].agg(["mean", "min", "count"]).reset_index())
-    return {"steps": 200, "arms": json_rows(means), "rises": json_rows(rows), "fine_tuning": fine_tuning}
+    runs = pd.concat([study.runs(name)[1] for name in ("11_pretraining", "11_pretraining_masked")])
+    full = runs[runs["loss_rate"].isin((0, 0.1))].pivot_table("cross_entropy_clean", "seed", "arm")
+    kept = full[list(FULL_LENGTH)].sub(full[LOSSLESS], axis=0).rename(columns=FULL_LENGTH).dropna().reset_index()
+    shown = {"steps": 200, "arms": json_rows(means), "rises": json_rows(rows)}
+    return shown | {"fine_tuning": fine_tuning, "full_length": json_rows(kept)}
 
 
 def ends(results: Results, arm: str) -> dict[str, float]:
@@ -530,6 +526,14 @@ def a_masked_backward_pass_trains(results: Results) -> Claim:
     arm, sharded = ends(results, "gradients masked by what arrived"), ends(results, "sequence parallelism")
     holds = max(arm["max"], sharded["max"]) < TRAINS and arm["count"] >= 3
     return Claim(holds, {"rise": arm["mean"], "at most": arm["max"], "sharded": sharded["mean"]})
+
+
+@claim
+def the_mask_trains_to_the_end(results: Results) -> Claim:
+    """Require that at full length the mask leaves under a quarter of the rise, and over twice a sharded stream's."""
+    rows = results["full_length"]
+    holds = len(rows) > 0 and all(row["both"] / 4 > row["masked"] > 2 * row["sharded"] for row in rows)
+    return Claim(holds, {"rise": float(np.mean([row["masked"] for row in rows])), "runs": len(rows)})
 
 
 @claim
