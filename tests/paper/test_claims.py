@@ -104,6 +104,7 @@ def test_numbers_of_the_readme_and_of_the_advice_are_the_results(committed):
     first = slopes["smollm2-135m"].replace(" (", " nats a token (")
     for page, words in (
         (advice, f"costs SmolLM2 {first}, Gemma 3 270M {slopes['gemma3-270m']}"),
+        (advice, f"Qwen2.5-Coder 0.5B {slopes['qwen2.5-coder-0.5b']}"),
         (advice, f"{slopes['gpt2-nano']} and {slopes['gpt2-micro']}"),
         (advice, f"has {critical['critical']:.2f} in a sequence, of {critical['damage']:.1f} nats each"),
         (advice, f"up to {100 * claimed['one_real_model_has_critical_packets']['excluded']:.0f} % of sequences"),
@@ -122,7 +123,8 @@ def test_numbers_of_the_readme_and_of_the_advice_are_the_results(committed):
         (advice, f"our small GPT-2 ends {rarely} above lossless training at 1 %"),
         (readme, f"With 1 % on both ways, pretraining ends {rarely} higher"),
         (readme, f"costs SmolLM2-135M {first}"),
-        (readme, f"Gemma 3 270M {slopes['gemma3-270m']}, our GPT-2 of 7 M {models['gpt2-micro']['slope'] / 100:.3f}"),
+        (readme, f"Gemma 3 270M {slopes['gemma3-270m']}, Qwen2.5-Coder-0.5B {slopes['qwen2.5-coder-0.5b']}, "),
+        (readme, f"our GPT-2 of 7 M {models['gpt2-micro']['slope'] / 100:.3f}"),
         (readme, f"{wasted:.0f} % of them ({low:.0f} to {high:.0f} %, p = {at_1['clean_p_holm']:.2f}) at 1 % loss"),
         (readme, f"{len(list((ROOT / 'results/paper/runs').iterdir())):,} runs"),
     ):
