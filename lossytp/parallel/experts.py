@@ -55,11 +55,11 @@ def experts_of(model: PreTrainedModel, plan: Plan, size: int) -> list[ExpertsSpl
             axis, number = pieces[weight] = STYLES[given]
             fault = f"does not divide the {values.shape[axis] // number} units of {name}: choose a divisor"
             refuse_if(values.shape[axis] % (number * size), "tensor_parallel_size", size, fault)
-            units, least = values.shape[axis] // (number * size), GROUPED_MM_BYTES // values.element_size()
-            grouped = getattr(experts.config, "_experts_implementation", None) == "grouped_mm" and units % least > 0
-            fault = f"gives slices of {units} units of {name}, but grouped_mm needs a multiple of {least}: "
+            width, least = values.shape[axis] // (number * size), GROUPED_MM_BYTES // values.element_size()
+            grouped = getattr(model.config, "_experts_implementation", None) == "grouped_mm"
+            fault = f"gives slices of {width} units of {name}, but grouped_mm needs a multiple of {least}: "
             fault += "choose another size, or load the model with experts_implementation='eager'"
-            refuse_if(grouped, "tensor_parallel_size", size, fault)
+            refuse_if(grouped and width % least > 0, "tensor_parallel_size", size, fault)
         units = {each: values.shape[pieces[each][0]] // pieces[each][1] for each, values in experts.named_parameters()}
         fault = f"are slices of different units of {name}: give packed_colwise for two projections side by side"
         refuse_if(len(set(units.values())) > 1, "plan's slices", units, fault)
