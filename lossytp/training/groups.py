@@ -174,7 +174,7 @@ class ParallelismSettings(Settings):
 
     masked_backward: bool = False
     """Let ranks with their own streams (reliable_gather false) give no gradient to what they did not receive of a sum.
-    It costs nothing, and training over losses in both phases fails without it."""
+    It costs no message. Without it training over losses in both phases fails; `sequence_parallel` costs less."""
 
     @property
     def tensor_parallel_layers(self) -> str:
