@@ -357,7 +357,7 @@ class TokensOfStep:
 def drawn_weights(family: str, seed: int) -> str:
     """Return the folder of a model of `SHAPES`, whose weights are drawn if there are none."""
     folder = Path("output") / "shapes" / f"{family}-{seed}"
-    if not folder.exists():
+    if not (folder / "model.safetensors").exists():  # which is written last
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPES[family])).save_pretrained(folder)
     return str(folder)

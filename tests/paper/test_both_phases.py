@@ -97,6 +97,15 @@ def test_every_change_trains_and_the_notebook_repeats_no_arm(tmp_path):
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "both_phases").iterdir()} == files
 
 
+def test_weights_of_other_shapes_are_those_of_their_seed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = (Path(both_phases.drawn_weights("olmo2", seed), "model.safetensors") for seed in (0, 1))
+    drawn = first.read_bytes()
+    assert drawn != second.read_bytes()
+    first.unlink()  # as if a run had been killed before it wrote them
+    assert Path(both_phases.drawn_weights("olmo2", 0), "model.safetensors").read_bytes() == drawn
+
+
 def test_rises_are_paired_by_seed_and_shape_and_a_run_that_stopped_is_no_better_than_any():
     def record(arm, seed, clean, steps=2):
         step = {"loss": 1.0, "gradient_norm": 1.0, "layers": None}
