@@ -67,6 +67,7 @@ SMALL |= {"intermediate_size": 344, "vocab_size": 4096, "max_position_embeddings
 SHAPES: dict[str, dict[str, Any]] = {  # of llama-nano's size, with weights drawn by the arm's seed
     "qwen3": {**SMALL, "head_dim": 16},  # normalises queries and keys
     "olmo2": SMALL,  # normalises them too, and sums before they are added, in place of the inputs
+    "gemma3_text": {**SMALL, "head_dim": 16, "query_pre_attn_scalar": 16},  # normalises inputs and sums
 }
 BOTH = {"loss_rate": 0.1, "reliable_gather": False}
 REDUCE = {**BOTH, "lossy_phase": "reduce"}  # each rank has its own stream, and all streams are equal

@@ -480,20 +480,20 @@ def line_figure(rows: pd.DataFrame, models: pd.DataFrame) -> Figure:
 def repairs_figure(found: list[dict[str, Any]], rate: float) -> Figure:
     """Draw what each repair leaves in the models that others trained, beside the packets that it sends in addition."""
     repaired = {name: rows for name, rows in results_of(found, "repairs").items() if not name.startswith("gpt2")}
-    figure, axes = plt.subplots(
-        1, max(len(repaired), 1), figsize=(COLUMN, 2.5), layout="constrained", sharey=True, squeeze=False
-    )
+    size = ((1 + 0.45 * (len(repaired) > 1)) * COLUMN, 2.5)
+    figure, axes = plt.subplots(1, max(len(repaired), 1), figsize=size, layout="constrained", sharey=True, squeeze=False)
     for ax, (model, rows) in zip(axes[0], repaired.items(), strict=False):
         by_name = {row["repair"]: row for row in rows}
         names = [name for name in REPAIRS if name in by_name]
         places = -np.arange(len(names))
         values = [[by_name[name]["rise"][end] for end in Estimate._fields] for name in names]
         estimates(ax, places, values, list(CAPTIONS).index(model), across=True)
+        ax.set_yticks(places, [REPAIRS[name] for name in names])
         more = [100 * by_name[name]["reliable_share"] * rate / (1 - rate) for name in names]
-        ax.set_yticks(places, [f"{REPAIRS[name]} (+{each:.1f} %)" for name, each in zip(names, more, strict=True)])
+        ax.secondary_yaxis("right").set_yticks(places, [f"+{each:.1f} %" for each in more])
         ax.set(title=CAPTIONS[model], xlabel=f"rise at {100 * rate:g} %, nats")
         ax.set_xlim(left=0)
-    figure.suptitle("What each repair leaves (packets sent in addition)", fontsize="medium")
+    figure.suptitle("What each repair leaves, and packets sent in addition", fontsize="medium")
     return figure
 
 
