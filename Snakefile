@@ -36,7 +36,7 @@ QUESTIONS = {  # notebook, figures, experiments, and other files below the resul
     "paper": (
         TOLERANCE,
         ("52_real_model", ["texts"], ["13_real_model", "13_real_model_qnli"], ["real_model/**/*.*"]),
-        ("53_models", ["line", "repairs"], [], ["models/*.json"]),
+        ("53_models", ["line", "repairs"], [], ["models/*.json", "norms/*.json"]),
         ("54_both_phases", ["both_phases"], ["05_masked_backward", "11_pretraining", "11_pretraining_masked"], ["both_phases/*.json"]),
         ("55_pretraining", ["training_losses"], PRETRAINING, []),
         ("56_price", ["price"], PRETRAINING[:1], ["step_times.csv"]),

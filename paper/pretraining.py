@@ -54,9 +54,8 @@ def answer(study: Study) -> dict[str, Any]:
     """
     runs = study.arms_with_seeds(SMALL)
     if runs.empty:
-        raise ValueError(
-            f"no arm of {SMALL} has enough seeds in {study.results}: run ./run_all.sh {study.profile} first"
-        )
+        fault = f"no arm of {SMALL} has enough seeds in {study.results}"
+        raise ValueError(f"{fault}: run ./run_all.sh {study.profile} first")
     _, table, records = study.runs(SMALL)
     others = [study.runs(name) for name in GPT2]
     shape_runs = pd.concat([each for _, each, _ in others], ignore_index=True)

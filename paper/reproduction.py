@@ -102,9 +102,8 @@ def line(file: Path) -> dict[str, Any]:
     if file.exists():
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
-    model = Model(
-        "gpt2-nano", ModelsConfig.from_dict({**MODEL, "min_draws": DRAWS, "max_draws": DRAWS}), lambda part: None
-    )
+    config = ModelsConfig.from_dict({**MODEL, "min_draws": DRAWS, "max_draws": DRAWS})
+    model = Model("gpt2-nano", config, lambda part: None)
     lossless = model.account.lossless()
     slope = model.slope(lossless, model.account.find(lossless))
     record = {

@@ -212,10 +212,8 @@ class InferenceProbe:
 
     def rises(self, config: TrainConfig, draws: int) -> np.ndarray:
         """Return the rise of each draw of losses, (S,)."""
-        network = config.network.build()
-        model: Any = parallelize(
-            self.dense, network, tensor_parallel_size=config.network.tensor_parallel_size, comm=config.comm()
-        )
+        network, ranks = config.network.build(), config.network.tensor_parallel_size
+        model: Any = parallelize(self.dense, network, tensor_parallel_size=ranks, comm=config.comm())
         rises_S = []
         for draw in range(draws):
             with network.evaluation(draw):
@@ -264,10 +262,8 @@ def rises_in_inference(
         if set(asked) <= set(ours.index):
             return ours.loc[asked].reset_index()[list(known)]
     fine = TrainConfig.from_dict({**settings, "model_name": config.output.output_dir, "bf16": False})
-    text = text_pattern(config)
-    probe = InferenceProbe(
-        config.output.output_dir, batch_size=fine.optimizer.batch_size, length=fine.data.max_length, text=text
-    )
+    batch = {"batch_size": fine.optimizer.batch_size, "length": fine.data.max_length}
+    probe = InferenceProbe(config.output.output_dir, **batch, text=text_pattern(config))
     rows = []
     for whole in (False, True):
         size = TrainConfig.defaults()["mtu_bytes"] if whole else packet_bytes(config, bf16=False)

@@ -265,9 +265,8 @@ def complete_seeds(
     for *its_training, arm, _ in enough:
         compared[arm == LOSSLESS].add(tuple(its_training))
     wanted = {run for run, arm in arms.items() if arm in enough and arm[:-2] in compared[True] & compared[False]}
-    required = Counter(
-        (cell.config.task, cell.config.network.seed) for cell in experiment.cells if run_name(cell.config) in wanted
-    )
+    configs = [cell.config for cell in experiment.cells if run_name(cell.config) in wanted]
+    required = Counter((config.task, config.network.seed) for config in configs)
     table = table[table["run"].isin(wanted)]
     keys = list(zip(table["task"], table["seed"], strict=True))
     complete = {key for key, count in Counter(keys).items() if count == required[key]}

@@ -40,9 +40,8 @@ def answer(study: Study) -> dict[str, Any]:
     """
     headline, records = study.complete(HEADLINE)
     if headline.empty:
-        raise ValueError(
-            f"no seed of {HEADLINE} has all its records in {study.results}: run ./run_all.sh {study.profile} first"
-        )
+        fault = f"no seed of {HEADLINE} has all its records in {study.results}"
+        raise ValueError(f"{fault}: run ./run_all.sh {study.profile} first")
     curves = pd.concat([with_lossless(study.complete(name)[0]) for name in (HEADLINE, *OTHERS)], ignore_index=True)
     study.draw(fall_against_loss(curves), "tolerance")
     return {
