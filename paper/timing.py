@@ -246,11 +246,8 @@ class BestEffort:
 
     def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
         """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links."""
-        if self.deadline_s < path.arrival_s:
-            raise ValueError(
-                f"deadline_s = {self.deadline_s!r} ends before the first packet arrives: "
-                f"give at least {path.arrival_s:.4g} s"
-            )
+        fault = f"ends before the first packet arrives: give at least {path.arrival_s:.4g} s"
+        refuse_if(self.deadline_s < path.arrival_s, "deadline_s", self.deadline_s, fault)
         # 1e-6: a packet that arrives at the deadline, up to rounding, is in time
         in_time = min(num_packets, int((self.deadline_s - path.arrival_s) / path.packet_s + 1e-6) + 1)
         shape = (len(losses), num_messages)
@@ -292,11 +289,9 @@ class _Reliable:
     def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
         """Send messages as `BestEffort.deliver` does. It does not return if a link loses all its packets."""
         acknowledged_s = path.packet_s + path.round_trip_s
-        if self.timeout_s < acknowledged_s:
-            raise ValueError(
-                f"timeout_s = {self.timeout_s!r} ends before an acknowledgement can come, so that every packet "
-                f"would be sent twice: give at least {acknowledged_s:.4g} s"
-            )
+        fault = "ends before an acknowledgement can come, so that every packet would be sent twice"
+        fix = f"give at least {acknowledged_s:.4g} s"
+        refuse_if(self.timeout_s < acknowledged_s, "timeout_s", self.timeout_s, f"{fault}: {fix}")
         gap_s = self.gap_s(path)
         timeout, acknowledged = (
             round(seconds / gap_s * STEPS_PER_GAP) / STEPS_PER_GAP for seconds in (self.timeout_s, acknowledged_s)

@@ -101,6 +101,12 @@ def test_numbers_of_the_readme_and_of_the_advice_are_the_results(committed):
     wasted, low, high = (100 * (1 - 1 / at_1[f"clean_times_tokens{end}"]) for end in ("", "_low", "_high"))
     rarely = f"{claimed['pretraining_fails_over_both_phases']['one per cent']:.1f} nats"
     trains, fails = claimed["a_masked_backward_pass_trains"], claimed["training_over_both_phases_fails"]
+    left = {
+        name: {row["repair"]: row["rise"]["value"] for row in each}
+        for name, each in committed["models"]["repairs"].items()
+    }
+    smollm2, gemma = left["smollm2-135m"], left["gemma3-270m"]
+    ends = [100 * each["protect_layers(2, 2)"] / each["zero"] for each in (smollm2, gemma)]
     first = slopes["smollm2-135m"].replace(" (", " nats a token (")
     for page, words in (
         (advice, f"costs SmolLM2 {first}, Gemma 3 270M {slopes['gemma3-270m']}"),
@@ -111,6 +117,10 @@ def test_numbers_of_the_readme_and_of_the_advice_are_the_results(committed):
         (advice, f"packet adds {claimed['rare_collapses_add_to_the_mean']['added']:.1f} nats on average"),
         (advice, f"from {at_10} to {real(loss_rate=0.1, repair=advised)['rise']:.2f} nats"),
         (advice, f"in both phases {real(loss_rate=0.1, phase='both', repair=advised)['rise']:.2f} nats remain"),
+        (advice, f"leaves SmolLM2 {smollm2[advised]:.3f} of {smollm2['zero']:.2f} nats, and"),
+        (advice, f"and Gemma {gemma[advised]:.3f} of {gemma['zero']:.2f}"),
+        (advice, f"`protect_layers(2, 2)` leaves {ends[0]:.0f} and {ends[1]:.0f} %"),
+        (advice, f"raises what Gemma loses by {100 * (gemma['hadamard(64)'] / gemma['zero'] - 1):.0f} %"),
         (advice, "rises by {rise:.2f} nats ({low:.2f} to {high:.2f})".format(**both_ways)),
         (advice, f"at 10 % it ends {sharded['clean']:.2f} nats above"),
         (advice, f"stands {trains['rise']:.2f} nats above lossless training, without it {fails['rise']:.2f}"),
