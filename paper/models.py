@@ -654,8 +654,7 @@ def reliable_ends_remove_a_part(results: Results) -> Claim:
 @claim
 def first_tokens_remove_no_bulk(results: Results) -> Claim:
     """Require that the first token's packets leave over three quarters of the rise, critical packets apart."""
-    rises = [left(results, name) for name in REAL]
-    share = min(each["protect_first(1)"]["value"] / each["zero"]["value"] for each in rises)
+    share = min(each["protect_first(1)"]["value"] / each["zero"]["value"] for each in map(partial(left, results), REAL))
     return Claim(share > 0.75, {"share": share})
 
 
