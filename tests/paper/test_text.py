@@ -137,7 +137,7 @@ class _Reader:
 ALLOWED = (  # names, the definition of intervals, and numbers in a drawing: not results
     r"(GPT|SST)-2",
     r"SmolLM2-135M",
-    r"\b(SmolLM2|WikiText-2)\b",
+    r"\b(SmolLM2|WikiText-2|Qwen3|OLMo2)\b",
     r"\b(fec|hadamard|protect(_first|_layers)?|retransmit)\([^)]*\)",
     r"\bQ4_(1|K_M)\b",
     r"SHA-256",
