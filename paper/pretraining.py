@@ -102,9 +102,8 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
         found = join_differences(found, rises, WHERE, evaluation)
         if "seeds" not in found:
             found = found.merge(rises[[*WHERE, "seeds"]], on=WHERE, how="left")
-        found = found.merge(
-            rises[[*WHERE, "mean"]].rename(columns={"mean": f"{evaluation}_mean"}), on=WHERE, how="left"
-        )
+        means = rises[[*WHERE, "mean"]].rename(columns={"mean": f"{evaluation}_mean"})
+        found = found.merge(means, on=WHERE, how="left")
         for axis in AXES:
             times = _times_tokens(runs, outcome, linear=axis == "_linear")
             found = found.merge(times.add_prefix(f"{evaluation}_times_tokens{axis}"), on=WHERE, how="left")

@@ -73,9 +73,8 @@ def price_of_reliability(step_times: pd.DataFrame, *, best_effort_share: float =
     """
     setting = [*NETWORK, "loss_rate"]
     losing = step_times[step_times["transport"] == BEST_EFFORT]
-    both = step_times[step_times["transport"] != BEST_EFFORT].merge(
-        losing.drop(columns="transport"), on=setting, suffixes=("", "_losing")
-    )
+    waiting = step_times[step_times["transport"] != BEST_EFFORT]
+    both = waiting.merge(losing.drop(columns="transport"), on=setting, suffixes=("", "_losing"))
     ours, best_effort_s = both["seconds"], both["seconds_losing"]
     losing_s = best_effort_share * best_effort_s + (1 - best_effort_share) * ours
     price = ours / losing_s
