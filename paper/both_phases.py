@@ -531,9 +531,9 @@ def a_masked_backward_pass_trains(results: Results) -> Claim:
 
 @claim
 def the_mask_trains_to_the_end(results: Results) -> Claim:
-    """Require that at full length the mask leaves under a quarter of the rise, and over twice a sharded stream's."""
+    """Require that the mask leaves three full runs under 0.3 of the rise, and over twice a sharded stream's."""
     rows = results["full_length"]
-    holds = len(rows) > 0 and all(row["both"] / 4 > row["masked"] > 2 * row["sharded"] for row in rows)
+    holds = len(rows) >= 3 and all(0.3 * row["both"] > row["masked"] > 2 * row["sharded"] for row in rows)
     return Claim(holds, {"rise": float(np.mean([row["masked"] for row in rows])), "runs": len(rows)})
 
 
