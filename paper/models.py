@@ -548,13 +548,13 @@ def rises_lie_on_a_line(results: Results) -> Claim:
 
 @claim
 def the_line_holds_to_ten_per_cent(results: Results) -> Claim:
-    """Require rises within a factor of 1.45 of the line up to 10 %, two at 20 % not, and a curve to be worse there."""
+    """Require rises up to 10 % within a factor of 1.45 of the line, and at 20 % two off both the line and the curve."""
     rows = [row for row in results["line"] if not row["model"].endswith(SCRATCH)]
     off = [factor(row["value"] / row["line"]) for row in rows if row["loss_rate"] <= 0.1]
-    smollm2, gemma = (row_of(rows, model=name, loss_rate=0.2) for name in REPAIRED)
-    times, curve = [row["value"] / row["line"] for row in (smollm2, gemma)], gemma["value"] / gemma["curve"]
-    holds = sum(row["loss_rate"] == 0.1 for row in rows) >= 4 and max(off) < 1.45 < min(times)
-    return Claim(holds and max(times) < min(1.6, curve), {"farthest": max(off), "beyond": max(times), "curve": curve})
+    ended = [row_of(rows, model=name, loss_rate=0.2) for name in REPAIRED]
+    times, (smollm2, gemma) = ([row["value"] / row[of] for row in ended] for of in ("line", "curve"))
+    holds = sum(row["loss_rate"] == 0.1 for row in rows) >= 4 and max(off) < 1.45 < min(times) and max(times) < 1.6
+    return Claim(holds and smollm2 > 1.45 and gemma > max(times), {"farthest": max(off), "beyond": max(times)})
 
 
 @claim
