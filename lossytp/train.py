@@ -25,7 +25,8 @@ def main() -> None:
 
     record = run(config)
     if layout.rank == 0:
-        saved = ", and the model in float32" if config.output.save_model else ""
+        finite = record["status"] != "not finite"  # else no model is saved
+        saved = ", and the model in float32" if config.output.save_model and finite else ""
         print(f"{_outcome(config.data.dataset, record)}: see {config.output.output_dir}/record.json{saved}")
 
 

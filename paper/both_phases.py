@@ -498,8 +498,10 @@ def answer(study: Study) -> dict[str, Any]:
     gains = (tuned["masked backward pass"] - tuned["both phases"]).dropna().rename("gain").reset_index()
     fine_tuning = json_rows(gains.groupby("loss_rate")["gain"].agg(["mean", "min", "count"]).reset_index())
     runs = pd.concat([study.runs(name)[1] for name in ("11_pretraining", "11_pretraining_masked")])
-    full = runs[runs["loss_rate"].isin((0, 0.1))].pivot_table("cross_entropy_clean", "seed", "arm")
-    kept = full[list(FULL_LENGTH)].sub(full[LOSSLESS], axis=0).rename(columns=FULL_LENGTH).dropna().reset_index()
+    lossless = runs[runs["arm"] == LOSSLESS].drop_duplicates("seed").set_index("seed")["cross_entropy_clean"]
+    full = runs[runs["arm"].isin(FULL_LENGTH)].replace({"arm": FULL_LENGTH})
+    full["rise"] = full["cross_entropy_clean"] - full["seed"].map(lossless)
+    kept = full.pivot(index=["loss_rate", "seed"], columns="arm", values="rise").dropna(subset="masked").reset_index()
     shown = {"steps": 200, "arms": json_rows(means), "rises": json_rows(rows)}
     return shown | {"fine_tuning": fine_tuning, "full_length": json_rows(kept)}
 

@@ -292,7 +292,7 @@ def kept(
     Raises:
         ValueError: if the record has other settings, or its folder cannot be written.
     """
-    values = config.with_text().as_dict()
+    values = config.as_dict() | {"text": config.text_name()}
     settings = {name: value for name, value in values.items() if name not in {*NOT_KEPT, *left_out}}
     if file.exists():
         record = json.loads(file.read_text(encoding="utf-8"))

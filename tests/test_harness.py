@@ -177,6 +177,8 @@ def test_passages_end_with_a_word_that_stands_earlier_in_them():
     for row in found.select(range(0, len(found), 50)):
         assert row["word"] in row["passage"]
         assert 16 <= len(row["passage"].split()) < 64
+    with pytest.raises(ValueError, match="text = 'wikitext' is unknown: choose one of docstrings, wikitext-2"):
+        last_words("wikitext")
 
 
 def test_rows_of_a_task_of_this_project():

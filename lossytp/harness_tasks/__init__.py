@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from lossytp.network.checks import check_known
 from lossytp.tolerance.config import WIKITEXT, wikitext
 from lossytp.training.docstrings import Docstrings
 from lossytp.training.rows import sample_indices
@@ -39,10 +40,11 @@ def last_words(text: str, **_: Any) -> "dict[str, Dataset]":
         text: docstrings or wikitext-2.
 
     Raises:
-        ValueError: if the text is not under LOSSYTP_DATA.
+        ValueError: if the text is neither, or is not under LOSSYTP_DATA.
     """
     import datasets
 
+    check_known("text", text, ("docstrings", WIKITEXT))
     if text != WIKITEXT:
         texts = Docstrings().rows("test")["text"]
     elif (file := wikitext()) is None:

@@ -28,7 +28,7 @@ from lossytp.network.checks import (
 )
 from lossytp.network.losses import NO_PACKETS, Bernoulli, LinkLosses, LossProcess, check_process
 from lossytp.network.random_numbers import Normals
-from lossytp.network.repairs import ZERO, ProtectFirst, ProtectLayers, Repair, repair_named
+from lossytp.network.repairs import ZERO, Protect, ProtectFirst, ProtectLayers, Repair, repair_named
 from lossytp.network.routes import ALGORITHMS, Algorithm, Hop, Hops, Link, Missing, Wire, algorithm_named, checked_link
 from lossytp.network.scope import COUNTED, EVERYWHERE, Counters, LossTape, Scope, Site
 from lossytp.network.traces import most_wraps
@@ -503,7 +503,7 @@ class CommConfig:
         """Yield whether two settings cannot be combined, and why."""
         algorithm, repair = f"algorithm = {self.algorithm.name!r}", f"repair = '{self.repair}'"
         own_part, adjoint, noise = self.repair.uses_own_part, self.exact_adjoint, self.control == "noise"
-        elsewhere = self.sequence_parallel and not self.reliable_gather
+        elsewhere, select = self.sequence_parallel and not self.reliable_gather, self.repair.part("select")
         several = noise and not self.algorithm.hops_carry_one(self.sequence_parallel)
         yield (
             own_part and not self.algorithm.has_receiving_ranks,
@@ -531,8 +531,12 @@ class CommConfig:
             f"{', '.join(fit)}",
         )
         yield (
-            noise and (self.repair != ZERO or adjoint),
+            noise and (self.repair != ZERO or adjoint or self.masked_backward),
             "control = 'noise' loses no packets that a repair or an adjoint could act on: leave both out",
+        )
+        yield (
+            not isinstance(select, Protect | ProtectFirst) and select != ZERO,
+            f"{repair} chooses packets, but is no subclass of Protect, whose choice a sender knows: make it one",
         )
         yield (
             self.own_streams and self.algorithm.sum_reaches_all,

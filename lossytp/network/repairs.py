@@ -1,10 +1,7 @@
 """Repairs: what is sent again or in addition, what stays missing, and what it does to sums.
 
-A repair says which packets are sent and stay missing, how long that takes, and which weights contributions have in a
-result. The values that replace missing packets need tensors: see `fills` in `lossytp.parallel.collectives`. To add a
-repair, define a `Repair` and add it to `REPAIRS`.
-
-Suffixes: R ranks, H hops that carry an element.
+A repair says which packets are sent and stay missing. The values that replace missing packets need tensors: see `fills`
+in `lossytp.parallel.collectives`. To add a repair, define a `Repair` and add it to `REPAIRS`.
 """
 
 import math
@@ -15,7 +12,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import bdtrc, hyp2f1
+from scipy.special import bdtrc
 
 from lossytp.network.checks import (
     build,
@@ -29,7 +26,6 @@ from lossytp.network.checks import (
 from lossytp.network.losses import Stream
 
 MOST_TRIES = 10_000  # of a packet that is sent until it arrives
-MOST_RANKS_COUNTED = 16
 MOST_PACKETS = 2**16  # of interleaved blocks
 MOST_BLOCK = 4096  # a product with a matrix of block x block
 MOST_BUDGET = 100
@@ -40,9 +36,6 @@ STAGES |= {"fill": "a repair of what is missing, such as stale"}
 
 Send = Callable[..., np.ndarray]
 """`send(count, extra=0)` sends `count` packets, `extra` of them the repair's own; it returns the indices of losses."""
-
-Moments = tuple[np.ndarray, np.ndarray]
-"""E[a_r], (R,), and E[a_r a_s], (R, R). A result is sum_r a_r x_r: a_r is the weight of rank r's contribution x_r."""
 
 
 @dataclass(frozen=True)
@@ -105,31 +98,9 @@ class Repair:
         """Return how many elements the sender sends for `num_elements` of a message."""
         return num_elements
 
-    def weight(self, loss_rate: float) -> float:
-        """Return the factor that scales everything that crossed a link of this stationary loss rate."""
-        return 1.0
-
     def missing_rate(self, loss_rate: float) -> float:
         """Return the expected share of packets that stay missing over a Bernoulli link of this loss rate."""
         return loss_rate
-
-    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """Return the moments of the contributions' weights in one element of the sum.
-
-        Args:
-            crosses_HR: 1 where hop h of the reduce phase carries rank r's contribution, else 0.
-            receivers: for each hop, the rank at its end, or `SWITCH`.
-            rate: share of packets that stay missing, from `missing_rate`.
-
-        Raises:
-            ValueError: if the repair has no closed form.
-        """
-        raise ValueError(f"repair = {self} has no expected squared error: give {type(self).__name__} sum_moments")
-
-    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
-        """Return the moments in the result of rank `receiver`, which the sum reaches with probability `arrives`."""
-        mean_R, second_RR = total
-        return arrives * mean_R, arrives * second_RR
 
 
 @dataclass(frozen=True)
@@ -137,15 +108,6 @@ class Zero(Repair):
     """Leave missing elements at zero. On average, the sum shrinks by the loss rate."""
 
     name = "zero"
-
-    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """Return E[a_r] = q^n(r) and E[a_r a_s] = q^(n(r) + n(s) - c(r, s)).
-
-        Hop h delivers a packet (d_h = 1) with probability q = 1 - p. The weight a_r is the product of d_h over the n(r)
-        hops that carry rank r's contribution. Of these hops, c(r, s) also carry rank s's.
-        """
-        delivered, crossed_R, common_RR = 1.0 - rate, crosses_HR.sum(0), crosses_HR.T @ crosses_HR
-        return delivered**crossed_R, delivered ** (crossed_R[:, None] + crossed_R - common_RR)
 
 
 ZERO = Zero()
@@ -162,16 +124,8 @@ class Rescale(Repair):
     name = "rescale"
 
     def weight(self, loss_rate: float) -> float:
+        """Return the factor that scales everything that crossed a link of this stationary loss rate."""
         return 1.0 if loss_rate == 1 else 1 / (1 - loss_rate)  # a link that delivers nothing has nothing to scale
-
-    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """Return E[a_r] = 1 and E[a_r a_s] = q^-c(r, s), with c(r, s) hops in common (Horvitz and Thompson)."""
-        if rate == 1:  # nothing arrives that could be scaled
-            return ZERO.sum_moments(crosses_HR, receivers, rate)
-        return np.ones(crosses_HR.shape[1]), (1.0 - rate) ** -(crosses_HR.T @ crosses_HR)
-
-    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
-        return (total[0], total[1] / arrives) if arrives else ZERO.result_moments(total, receiver, arrives)
 
 
 @dataclass(frozen=True)
@@ -185,21 +139,10 @@ class RescaleCounted(Repair):
 
     name = "rescale_counted"
 
-    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """Return the moments over all outcomes O of the hops: each of the n parts that arrived has weight R / n."""
-        hops, ranks = crosses_HR.shape
-        check_at_most("ranks", max(hops, ranks), MOST_RANKS_COUNTED, f"fewer: it takes all 2^{hops} outcomes of hops")
-        lost_OH = (np.arange(2**hops)[:, None] >> np.arange(hops) & 1).astype(float)
-        lost_O = lost_OH.sum(1)
-        chance_O = rate**lost_O * (1 - rate) ** (hops - lost_O)
-        arrived_OR = lost_OH @ crosses_HR == 0
-        weight_OR = arrived_OR * ranks / np.maximum(arrived_OR.sum(1, keepdims=True), 1)
-        return chance_O @ weight_OR, (chance_O[:, None] * weight_OR).T @ weight_OR
-
 
 @dataclass(frozen=True)
 class Stale(Repair):
-    """The receiver fills each gap with the value that last arrived at the same site and position, and passes it on.
+    """Fill each gap, at the receiver, with the value that last arrived at the same site and position, and pass it on.
 
     A site is a layer, direction and hop. The value is zero at first, and again after the message has changed its size.
     "Distributed training under packet loss" (arXiv 2507.07114) fills parameters this way. The receiver keeps a copy of
@@ -209,43 +152,10 @@ class Stale(Repair):
     name = "stale"
     remembers: ClassVar[bool] = True
 
-    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """Return the probability that a part is current, for E[a_r], and that two have the same age, for E[a_r a_s].
-
-        Parts of different messages are uncorrelated, so these probabilities take the moments' place in the error.
-        """
-        if rate == 1:  # nothing ever arrives, so every gap stays zero
-            return ZERO.sum_moments(crosses_HR, receivers, rate)
-        met_HRR = np.cumsum(crosses_HR[:, :, None] * crosses_HR[:, None, :], axis=0) > 0
-        if (met_HRR & (crosses_HR[:, :, None] != crosses_HR[:, None, :])).any():
-            what = "repair = 'stale' has no closed form where parts share a hop and then part again"
-            raise ValueError(f"{what}: choose another repair, or an algorithm whose parts stay together")
-        crossed_R, common_RR = crosses_HR.sum(0), crosses_HR.T @ crosses_HR
-        return (1.0 - rate) ** crossed_R, same_age(crossed_R[:, None] - common_RR, crossed_R - common_RR, rate)
-
-    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
-        if arrives == 0:
-            return ZERO.result_moments(total, receiver, arrives)
-        return arrives * total[0], total[1]  # the sum ages as a whole, so its parts' ages stay equal or different
-
-
-def same_age(hops_RR: np.ndarray, others_RR: np.ndarray, rate: float) -> np.ndarray:
-    """Return the probability that two parts belong to the same message.
-
-    The parts cross m and n hops before the first hop that they share. A hop's output is k messages older than its input
-    with probability q p^k. Two sums of such ages are equal with probability
-
-        q^(m + n) sum_k binom(m + k - 1, k) binom(n + k - 1, k) p^2k = q^(m + n) F(m, n; 1; p^2)  (DLMF 15.2.1).
-
-    F(m, n; 1; z) = (1 - z)^(1 - m - n) F(1 - m, 1 - n; 1; z) (DLMF 15.8.1), which has finitely many terms.
-    """
-    finite_RR = hyp2f1(1 - hops_RR, 1 - others_RR, 1, rate**2)
-    return (1 - rate) * (1 + rate) ** (1 - hops_RR - others_RR) * finite_RR
-
 
 @dataclass(frozen=True)
 class Local(Repair):
-    """The receiver fills in its own contribution.
+    """Fill in the receiver's own contribution.
 
     In a reduce phase it does so once for everything that a hop did not deliver, in addition to adding its own part as
     usual. In a gather phase each rank replaces the result that it lacks with its own contribution, as layers without
@@ -254,24 +164,6 @@ class Local(Repair):
 
     name = "local"
     uses_own_part: ClassVar[bool] = True
-
-    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """Go hop by hop: a loss sets its parts' weights to 0 and adds 1 to the receiver's, unless that is a switch."""
-        mean_R, second_RR = np.ones(crosses_HR.shape[1]), np.ones((crosses_HR.shape[1],) * 2)
-        for crosses_R, receiver in zip(crosses_HR, receivers, strict=True):
-            kept_R = 1 - crosses_R
-            instead_R = (np.arange(len(kept_R)) == receiver).astype(float)
-            lost_R = kept_R * mean_R
-            cross_RR = np.outer(instead_R, lost_R)
-            lost_RR = np.outer(kept_R, kept_R) * second_RR + cross_RR + cross_RR.T + np.outer(instead_R, instead_R)
-            mean_R = (1 - rate) * mean_R + rate * (lost_R + instead_R)
-            second_RR = (1 - rate) * second_RR + rate * lost_RR
-        return mean_R, second_RR
-
-    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
-        mean_R, second_RR = total
-        instead_R, lost = np.eye(len(mean_R))[receiver], 1 - arrives
-        return arrives * mean_R + lost * instead_R, arrives * second_RR + lost * np.outer(instead_R, instead_R)
 
 
 @dataclass(frozen=True)
@@ -589,17 +481,8 @@ class Chain(Repair):
         others = (num_packets - protected) * elements_per_packet if protected else num_elements
         return protected * elements_per_packet + self.part("fill").elements_on_wire(others, elements_per_packet)
 
-    def weight(self, loss_rate: float) -> float:
-        return self.part("fill").weight(self.part("deliver").missing_rate(loss_rate))
-
     def missing_rate(self, loss_rate: float) -> float:
         return self.part("select").missing_rate(self.part("deliver").missing_rate(loss_rate))
-
-    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        return self.part("fill").sum_moments(crosses_HR, receivers, rate)
-
-    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
-        return self.part("fill").result_moments(total, receiver, arrives)
 
 
 PLAIN = (Zero, Rescale, RescaleCounted, Stale, Local, Fec, Hadamard, Retransmit)

@@ -179,14 +179,17 @@ class LossyCollective:
         finally:
             self.comm = rounding
 
-    def adjoint_(self, gradients: Tensor, hops: Hops, missing: Missing) -> None:
+    def adjoint_(self, gradients: Tensor, hops: Hops, missing: Missing, *, in_gather: bool = False) -> None:
         """Turn the gradient of a sum, repeated (L, ...), into those of its contributions, in place, the last hop first.
+
+        In a gather phase, turn the gradients of the ranks' results into those of the sum.
 
         Except for `Local`, a hop is a symmetric linear map of each row. These maps do not commute if Hadamard's blocks
         are padded. What a repair remembers comes from earlier messages, so no gradient flows to it.
         """
         if not missing.reliable:
             message = self._message(gradients.view(len(gradients), -1), hops[::-1], missing.backwards())
+            message = message._replace(in_gather=in_gather)
             _fill_(message, ZERO if message.repair.remembers else message.repair.part("fill"))
 
     def memories_state(self) -> list:

@@ -365,6 +365,8 @@ def parallelize(
         refuse_if(own_streams and getattr(model.config, name, 0), name, getattr(model.config, name, 0), fault)
     summed = [module for _, _, style, module in named_by(plan_of(model, plan), model) if style == SUMMED]
     mixtures = experts_of(model, plan_of(model, plan), tensor_parallel_size)
+    fault = "does not work with a mixture of experts, whose messages of a layer would share a memory: choose another"
+    refuse_if(bool(mixtures) and comm.repair.remembers, "repair", str(comm.repair), fault)
     if (summed or mixtures) and own_copies:
         reason = "sum the gradients of replicated norms" if summed else "share the routers of experts"
         raise ValueError(f"own_copies = True for {kind}, whose ranks {reason}: leave it out")

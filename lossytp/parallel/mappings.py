@@ -117,7 +117,7 @@ def gradient_of_sum(dy: Tensor, collective: LossyCollective, site: Site, positio
     elif lost:
         dy_LTD = dy_LTD.clone(memory_format=torch.contiguous_format)
     for each in lost:
-        collective.adjoint_(dy_LTD, *each)
+        collective.adjoint_(dy_LTD, *each, in_gather=collective.comm.masked_backward)
     return dy_LTD
 
 

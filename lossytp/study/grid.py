@@ -204,8 +204,7 @@ def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell
     task = re.sub(r"[^\w.-]+", "-", config.task).strip("-")
     name = f"{task}_{process}_{config.network.loss_rate:g}_seed{config.network.seed}_{digest}"
     config = config.replace(output_dir=str(place / name))
-    layout = config.parallelism
-    ranks = config.network.tensor_parallel_size * layout.data_parallel_size * layout.pipeline_parallel_size
+    ranks = config.num_ranks
     fault = f"does not match a cell of {ranks} ranks: give {ranks}, or leave it out"
     refuse_if(processes not in (1, ranks), "processes", processes, fault)
     return Cell(_arm_name(arm, config), config)

@@ -26,10 +26,6 @@ class Estimate(NamedTuple):
         """Return half of the interval's width."""
         return (self.high - self.low) / 2
 
-    def standard_error(self, num_values: int) -> float:
-        """Return the standard error of the mean of `num_values` values that has this interval; NaN for one value."""
-        return self.half_width / student_quantile(num_values)
-
     def as_json(self) -> dict[str, float | None]:
         """Return the fields by name, with null for infinity, which JSON lacks."""
         return finite(self._asdict())
@@ -68,8 +64,8 @@ def crossed_interval(values_SN: np.ndarray) -> Estimate:
     if not variances.any():
         return Estimate(value, value, value)
     freedom = np.array([max(len(each) - 1, 1) for each in means])
-    values = float(variances.sum() ** 2 / (variances**2 / freedom).sum()) + 1
-    half = student_quantile(values) * float(variances.sum()) ** 0.5
+    num_values = float(variances.sum() ** 2 / (variances**2 / freedom).sum()) + 1
+    half = student_quantile(num_values) * float(variances.sum()) ** 0.5
     return Estimate(value, value - half, value + half)
 
 

@@ -50,7 +50,8 @@ def tidy(records: list[dict]) -> pd.DataFrame:
         rows.append(
             {
                 "task": config.task,
-                **(settings[-1] | its_settings),  # in the newest record's order
+                **dict.fromkeys(settings[-1]),  # in the newest record's order
+                **its_settings,
                 "max_steps": config.steps,  # pretraining has another name for it
                 "loss_rate": config.network.process_rate,
                 "mean_burst_packets": float(f"{config.network.process().mean_burst_packets:.12g}"),
@@ -66,7 +67,8 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     if len(table):
         for column in ACCURACIES:
             table[column] = table[column].astype(float)
-        copies = table[[*settings[0], "processes"]].astype(str).duplicated()
+        names = dict.fromkeys(name for each in settings for name in each)
+        copies = table[[*names, "processes"]].astype(str).duplicated()
         if copies.any():
             row = table[copies].iloc[0]
             what = f"seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g}"

@@ -37,11 +37,7 @@ def torchrun(config: RunSettings, *, processes: int | None = None) -> dict[str, 
     if done is not None:
         return done
     if processes is None:
-        processes = (
-            config.network.tensor_parallel_size
-            * config.parallelism.data_parallel_size
-            * config.parallelism.pipeline_parallel_size
-        )
+        processes = config.num_ranks
     entry = ("-m", "lossytp.train" if isinstance(config, TrainConfig) else "lossytp.pretrain")
     shown = ("training:", "pretraining:", "evaluation:", config.task, "megatron-core")
     start(entry, config, processes, shown=shown)

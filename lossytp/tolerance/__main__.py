@@ -48,7 +48,7 @@ def _measure_and_print(config: ToleranceConfig) -> None:
     blocks, tokens = measurement.blocks_NT.shape
     first = "".join(f", each after {' '.join(names)}" for names in measurement.first_tokens.values())
     print(
-        f"{config.model_name} on {blocks} sequences of {tokens} tokens of {config.with_text().text}{first}; "
+        f"{config.model_name} on {blocks} sequences of {tokens} tokens of {config.text_name()}{first}; "
         f"{measurement.ranks} tensor-parallel ranks, {config.batch_size} sequences a message",
         flush=True,
     )
@@ -79,7 +79,7 @@ def _decode_and_print(config: ToleranceConfig) -> None:
     width = max(14, *(len(setup.repair) for setup in config.setups()))
     titles = ("algorithm", "phase", "prefill", "repair", "loss rate", *DECODED.values(), "packets/token")
     print(
-        f"{config.model_name}, {config.prompts} prompts of {config.prompt_tokens} tokens of {config.with_text().text}, "
+        f"{config.model_name}, {config.prompts} prompts of {config.prompt_tokens} tokens of {config.text_name()}, "
         f"continued by {config.new_tokens} tokens over {decoder.ranks} tensor-parallel ranks\n"
         f"{decoder.message_of_a_token()}\n"
         f"Without losses, {decoder.degenerate:.0%} of the continuations degenerate, and they have "

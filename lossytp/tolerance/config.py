@@ -79,10 +79,11 @@ class NetworksConfig(Settings):
     def _check_networks(self) -> Self:
         rows, size = [self.network(setup) for setup in self.setups()], self.ranks()
         check_model(self.model_name, size or 1, 1)
-        for row in rows if size else ():  # before hours go into earlier rows
-            network, comm, ranks = row.build(), row.comm(), range(size or 1)
-            check_nodes(network, comm, len(ranks))
-            comm.check_delivers(network, tuple(ranks))
+        if size is not None:
+            for row in rows:  # before hours go into earlier ones
+                network, comm = row.build(), row.comm()
+                check_nodes(network, comm, size)
+                comm.check_delivers(network, tuple(range(size)))
         return self
 
     def ranks(self, shape: Shape | None = None) -> int | None:
@@ -179,7 +180,6 @@ class ToleranceConfig(NetworksConfig):
     """A model, a text, the networks to try, and the width of the intervals to reach."""
 
     DEFAULT_RATES: ClassVar[str] = "0.01,0.03"
-    NEEDS_LOSSES: ClassVar[bool] = True
 
     text: str | None = None
     """Text files by pattern, stdlib (the sources of Python's standard library), or wikitext-2 (its test text, under
@@ -224,8 +224,11 @@ class ToleranceConfig(NetworksConfig):
     def _check_tolerance(self) -> Self:
         few, many = f"is below min_draws = {self.min_draws}", f"is not below prompt_tokens = {self.prompt_tokens}"
         refuse_if(self.max_draws < self.min_draws, "max_draws", self.max_draws, f"{few}: give at least as many")
-        no_slope = self.NEEDS_LOSSES and not self.decode and self.rates()[0] == 0
-        refuse_if(no_slope, "loss_rates", 0, "has no slope: give rates above 0, such as 0.01")
+        if not self.decode and self.rates()[0] == 0:
+            refuse_if(
+                self.own_rate() == 0, "loss_type", self.loss_type, "lost no packet, so it has no slope: give another"
+            )
+            refuse_if(True, "loss_rates", 0, "has no slope: give rates above 0, such as 0.01")
         self.listed("prefills", PREFILLS)
         refuse_if(self.prefix_tokens >= self.prompt_tokens, "prefix_tokens", self.prefix_tokens, f"{many}: give fewer")
         return self
@@ -238,9 +241,9 @@ class ToleranceConfig(NetworksConfig):
         """Return the repairs to measure."""
         return [each for each in dict.fromkeys(parts(self.repairs)) if each != NO_REPAIR]
 
-    def with_text(self) -> "ToleranceConfig":
-        """Return the configuration with the default text if it has none."""
-        return self if self.text is not None else self.replace(text=WIKITEXT if wikitext() else STDLIB)
+    def text_name(self) -> str:
+        """Return the text, or the default one if none was given."""
+        return self.text if self.text is not None else WIKITEXT if wikitext() else STDLIB
 
     def files(self) -> str:
         """Return the pattern of the text's files.
@@ -248,7 +251,7 @@ class ToleranceConfig(NetworksConfig):
         Raises:
             ValueError: if wikitext-2 is not under LOSSYTP_DATA.
         """
-        text, file = str(self.with_text().text), wikitext()
+        text, file = self.text_name(), wikitext()
         lacking = text == WIKITEXT and file is None
         refuse_if(lacking, "text", text, "is not under LOSSYTP_DATA: give stdlib, or your own files")
         return str(file) if text == WIKITEXT else text

@@ -34,7 +34,7 @@ REPEATED = 0.5  # share of a degenerate continuation's 4-grams that it had befor
 def degenerates(tokens: list[int]) -> bool:
     """Return whether at least half of a continuation's 4-grams occurred in it before."""
     grams = [tuple(tokens[first : first + GRAM]) for first in range(len(tokens) - GRAM + 1)]
-    return len(grams) > 0 and 1 - len(set(grams)) / len(grams) >= REPEATED
+    return 1 - len(set(grams)) / len(grams) >= REPEATED
 
 
 class Decoder(Measurement):

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lossytp.network.checks import check_at_most
+from lossytp.network.checks import check_at_most, refuse_if
 from lossytp.network.repairs import repair_named
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective, Message
@@ -87,6 +87,10 @@ class Measurement:
             blocks_NT = all_blocks(text, tokenizer, block_size=block_size, at_most=wanted)
             if asked is not None:
                 check_at_most(name, asked, len(blocks_NT), f"no more than the text has, of {block_size} tokens")
+            one = (
+                f"has one sequence of {block_size} tokens, which shows no interval: give more, or a smaller block_size"
+            )
+            refuse_if(len(blocks_NT) < 2 and not config.decode, "text", config.text_name(), one)
             self.blocks_NT = blocks_NT.to(self.device)
         self.messages = self.blocks_NT.split(config.batch_size)
 
@@ -198,7 +202,8 @@ class Account:
     def squared_errors(self) -> dict[str, float]:
         """Return the squared error that each repair leaves at the largest loss rate, over that of no repair.
 
-        Every sum of the first message is lost alone, with lossless contributions.
+        Every sum of the first message is lost alone, with lossless contributions. If none lost a packet, there are no
+        errors.
         """
         repairs = [NO_REPAIR, *(each for each in self.config.repair_names() if not repair_named(each).remembers)]
         networks = [self._settings(repair, self.config.rates()[-1]) for repair in repairs]
@@ -212,7 +217,7 @@ class Account:
             self.measurement.score(model, ids_BT)
         network.see = None
         mean_K = torch.stack(errors.of_sums_K).mean(0).double()
-        return dict(zip(repairs, (mean_K / mean_K[0]).tolist(), strict=True))
+        return dict(zip(repairs, (mean_K / mean_K[0]).tolist(), strict=True)) if mean_K[0] > 0 else {}
 
     def find(self, lossless: Lossless) -> Found:
         """Find the critical packets."""
@@ -383,7 +388,8 @@ def check_same_settings(config: ToleranceConfig, settings: dict[str, Any], file:
 
 def settings_of(config: ToleranceConfig) -> dict[str, Any]:
     """Return the settings of a record."""
-    return {name: value for name, value in config.with_text().as_dict().items() if name != "output_dir"}
+    values = config.as_dict() | {"text": config.text_name()}
+    return {name: value for name, value in values.items() if name != "output_dir"}
 
 
 class Measured(NamedTuple):

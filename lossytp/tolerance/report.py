@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from lossytp.network.checks import refuse_if
 from lossytp.study.statistics import Estimate, share_interval, t_interval
 from lossytp.study.style import COLUMN, estimates, save, set_style
 from lossytp.tolerance.config import NO_REPAIR, ToleranceConfig
@@ -118,6 +119,8 @@ def report_of(measured: Measured, config: ToleranceConfig) -> Report:
     bare = [row for row in measured.rows if row.setup.repair == NO_REPAIR]
     slopes = {row.setup.loss_rate: times(estimate_of(row.rises, config), 1 / row.setup.loss_rate) for row in bare}
     (rate, slope), *checks = slopes.items()
+    fault = "lost no packet in these draws: give a larger rate, or more min_draws"
+    refuse_if(slope.value == 0, "loss_rates", rate, fault)
     packets, damages = [packet for packet, _ in measured.found.critical], [rise for _, rise in measured.found.critical]
     sequences = len(measured.lossless.scores)
     alone = 0.0
@@ -260,7 +263,8 @@ def draw(measured: Measured, report: Report, title: str, folder: Path, name: str
     means = [times(slope, rate) for rate, slope in slopes.items()]
     estimates(ax, [rate * APART for rate in slopes], means, 1, label="mean, 95 %")
     line = np.array([first / 3, last * 3])
-    ax.plot(line, report.slope.value * line, color="C0", lw=1, label=f"{report.slope.value:.2g} nats per unit")
+    label = f"{PER_CENT * report.slope.value:.2g} nats for each 1 %"
+    ax.plot(line, report.slope.value * line, color="C0", lw=1, label=label)
     ax.fill_between(line, report.slope.low * line, report.slope.high * line, color="C0", alpha=0.15, linewidth=0)
     if damages:
         expected = report.slope_with(report.critical[0]).value * line

@@ -45,7 +45,7 @@ LAYOUT = (*SIZES, "data_parallel_type", "implementation", "enable_loss_paralleli
 """Settings that say how a run is spread over processes. They may change when it is resumed."""
 SUFFIXES = (".pth", ".pt")  # of other programs' weights
 ENTRIES = ("model", "model_state_dict", "state_dict", "module")  # under which they may lie
-PREFIXES = ("module.", "_orig_mod.")  # of wrapped and of compiled models
+WRAPPERS = r"\b(module\.|_orig_mod\.)+"  # of wrapped and of compiled models
 
 
 @dataclass
@@ -210,7 +210,7 @@ def _begin_from_weights(run: "Run") -> None:
     except Exception as error:
         where = f"at its top level or under {', '.join(ENTRIES)}, or more than tensors"
         raise ValueError(f"{file} holds no weights, {where}: give a file of weights that torch.save wrote") from error
-    weights = {name.removeprefix(PREFIXES[0]).removeprefix(PREFIXES[1]): tensor for name, tensor in found.items()}
+    weights = {re.sub("^" + WRAPPERS, "", name): tensor for name, tensor in found.items()}
 
     def dense(part: Part) -> Tensor:
         tensor = weights.get(part.name)
@@ -278,7 +278,9 @@ def _is_home(given: Path, config: RunSettings) -> bool:
     if not given.is_dir():  # a file of weights, and a mistyped checkpoint, are no new folder
         return not (given.exists() or given.suffix in SUFFIXES or STEP.fullmatch(given.name))
     if steps := steps_in(given):
-        return bool(_marker(steps[0]).get("run") == os.path.abspath(config.output.output_dir))
+        with suppress(ValueError, AttributeError):  # of a damaged marker, which `_find` refuses
+            return bool(_marker(steps[0]).get("run") == os.path.abspath(config.output.output_dir))
+        return False
     return all(path.name.startswith(".") for path in given.iterdir())
 
 

@@ -3,6 +3,7 @@
 Flags, YAML files and records are flat. Importing this module costs no torch.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,6 @@ from lossytp.training.groups import (
 )
 from lossytp.training.settings import Settings, without_obsolete
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
-from lossytp.training.task_kinds import Task
 
 Faults = Iterator[tuple[str, str]]  # the name of a setting, why it does not work, and the fix
 WHERE = ("output_dir", "checkpoint_path", "keep_checkpoints", "task_folder")
@@ -91,7 +91,7 @@ class RunSettings(Settings):
         """Return the layout over `world_size` processes, with this process's rank; refuse too few or too many."""
         ranks, parallelism = self.network.tensor_parallel_size, self.parallelism
         layout = Layout(ranks, parallelism.data_parallel_size, parallelism.pipeline_parallel_size, rank, world_size)
-        needed = ranks * parallelism.data_parallel_size * parallelism.pipeline_parallel_size
+        needed = self.num_ranks
         needs = {
             "implementation": parallelism.tensor_parallel_layers != "lossytp",
             # links of replicas and stages are those of processes
@@ -201,6 +201,11 @@ class RunSettings(Settings):
         check_links_within(built.named_links, world)
 
     @property
+    def num_ranks(self) -> int:
+        """Return the product of the three parallel sizes."""
+        return math.prod(self._sizes)
+
+    @property
     def _sizes(self) -> tuple[int, int, int]:  # ranks, replicas, stages
         parallelism = self.parallelism
         return self.network.tensor_parallel_size, parallelism.data_parallel_size, parallelism.pipeline_parallel_size
@@ -237,13 +242,9 @@ class TrainConfig(RunSettings):
             yield "implementation", "says whose ddp or fsdp runs, without replicas: give data_parallel_size above 1"
         yield from super().faults()
 
-    def definition(self) -> Task:
-        """Return the task: its source, texts, labels and metrics."""
-        return self.data.definition()
-
     @property
     def kind(self) -> str:
-        return self.definition().kind
+        return self.data.definition().kind
 
     @property
     def task(self) -> str:
@@ -373,10 +374,6 @@ class EvaluateConfig(Settings):
             "max_length": self.data.max_length or 1,
         }
         return TrainConfig.from_dict(self.network.as_dict() | self.compute.as_dict() | data)
-
-    def definition(self) -> Task:
-        """Return the task: its source, texts, labels and metrics."""
-        return self.data.definition()
 
     def layout(self, rank: int, world_size: int) -> Layout:
         """Return the layout over `world_size` processes, with this process's rank."""

@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 import lossytp
 from lossytp.network.checks import refuse_if
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel import backend as initialize
 from lossytp.parallel.backend import init_process_group, wrapped_backend
 from lossytp.parallel.collectives import collective_of
 from lossytp.parallel.convert import fuse_gelu_, parallelize
@@ -480,8 +479,3 @@ def connected_processes(
         yield network
     finally:
         dist.destroy_process_group()
-
-
-def this_device(layout: Layout) -> torch.device:
-    """Return this process's GPU, shared if it sees fewer GPUs than its local rank needs, or the CPU."""
-    return initialize.this_device(layout.rank)

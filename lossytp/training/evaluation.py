@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from lossytp.network.checks import check_at_least, refuse_if
+from lossytp.network.checks import check_at_least, check_at_most, refuse_if
 from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.backend import this_device
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.parallel.replicas import merge_counters, on_rank_zero
 from lossytp.training.batches import load_dataset
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.corpus import corpus
-from lossytp.training.engine import Engine, connected_processes, give_back_freed_memory, this_device
+from lossytp.training.engine import Engine, connected_processes, give_back_freed_memory
 from lossytp.training.files import check_writable, refuse, write_atomically
 from lossytp.training.models import (
     GENERATION,
@@ -69,7 +70,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     if config.data.data_glob is not None:
         check_at_least("max_length", max_length, 2)  # a token is predicted from earlier ones
     prompts = None if config.data.prompt is None else _prompts(config, dense, tokenizer)
-    engine = Engine(config.training(), dense, network, layout, this_device(layout))
+    engine = Engine(config.training(), dense, network, layout, this_device(layout.rank))
     del dense
     give_back_freed_memory()
     result: dict[str, Any] = {**describe(config), "dataset": config.data.dataset, "max_length": max_length}
@@ -81,7 +82,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
             max_length=max_length,
             train_samples=1,
             test_samples=config.compute.eval_samples,
-            task=config.definition(),
+            task=config.data.definition(),
         )
         result["metric"], result["test_examples"] = data.task.metrics[0], len(data.test)
         result["subset"] = bool(data.task.source.subset("test"))
@@ -125,6 +126,7 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
     assert config.data.prompt is not None
     encoded = prompt(tokenizer, config.data.prompt)
     length, positions = encoded["input_ids"].shape[1], dense.config.max_position_embeddings
+    check_at_most("new_tokens", config.data.new_tokens, positions - 1, f"fewer than the model's {positions} positions")
     most = positions - config.data.new_tokens
     fault = f"has {length} tokens: give 1 to {most}, with new_tokens = {config.data.new_tokens} the model's positions"
     refuse_if(not 0 < length <= most, "prompt", config.data.prompt, fault)
@@ -147,7 +149,7 @@ def _check_head(config: EvaluateConfig, dense: Any) -> None:
         if config.data.data_glob is None and config.data.prompt is None:
             raise ValueError(f"nothing to evaluate {name} on: give dataset, data_glob or prompt")
         return
-    task = config.definition()
+    task = config.data.definition()
     labels = list(getattr(task, "labels", ()))
     fits = answers(dense, task.kind) and task.num_logits in (None, dense.config.num_labels)
     fix = f"run lossytp.train --dataset {dataset} --save_model, and give the folder it wrote"

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.backend import this_device
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.parallel.replicas import clip_gradients_, merge_counters, on_rank_zero, replica_drift
 from lossytp.training import checkpoint
@@ -25,7 +26,6 @@ from lossytp.training.engine import (
     connected_processes,
     give_back_freed_memory,
     learning_rate_factor,
-    this_device,
 )
 from lossytp.training.folder import open_run
 from lossytp.training.logs import Logs, check_installed
@@ -70,7 +70,7 @@ class Run:
         self.start = time.perf_counter()
         self.trace_sha256 = trace_sha256(config.network)
         self.objective = objective_of(config)(config)
-        self.device = this_device(layout)
+        self.device = this_device(layout.rank)
         self.engine = Engine(config, self.objective.dense_model(), network, layout, self.device)
         give_back_freed_memory()
         self.optimizer = build_optimizer(

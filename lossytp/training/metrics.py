@@ -28,10 +28,10 @@ class TaskMetric(evaluate.Metric):
     strings.
     """
 
-    def __init__(self, kind: str, metrics: Sequence[str], **options: Any) -> None:
+    def __init__(self, kind: str, metrics: Sequence[str]) -> None:
         self.kind, self.metrics = kind, tuple(metrics)
         # the library's default folder is below the home folder, which may not be writable
-        super().__init__(**{"keep_in_memory": True, "cache_dir": str(cache_folder() / "metrics"), **options})
+        super().__init__(keep_in_memory=True, cache_dir=str(cache_folder() / "metrics"))
 
     def _info(self) -> evaluate.MetricInfo:
         _, predictions, references = KINDS[self.kind]

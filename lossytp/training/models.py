@@ -1,6 +1,7 @@
 """Load a decoder by name: one of the project's own small models, of the hub, of a folder or of a GGUF file."""
 
 import os
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 GENERATION = "generation"
-KINDS = ("classification", "regression", "multiple choice", GENERATION)
 LANGUAGE_MODEL, CLASSIFIER, CHOICE = ("LMHeadModel", "ForCausalLM"), ("ForSequenceClassification",), "ForMultipleChoice"
 ENDINGS = (*LANGUAGE_MODEL, *CLASSIFIER, CHOICE)  # how the classes' names end
 
@@ -174,7 +174,7 @@ def build_model(
     seed: int,
     positions: int = 0,
 ) -> "PreTrainedModel":
-    """Return the model with the head for a kind of task, one of `KINDS`.
+    """Return the model with the head for a kind of task, one of `lossytp.training.tasks.KINDS`.
 
     Weights that are not pretrained are drawn from `seed`; torch's global generator is left unchanged. `dropout` is that
     of every dropout that the family has. If `positions` are given, a model from scratch is prepared for pretraining: it
@@ -244,13 +244,13 @@ def _pretrained(name: str, kind: Any) -> Any:
     """Return the saved model as a `kind`, in float32. Refuse missing weights, which transformers would draw."""
     import torch
 
-    from lossytp.training.checkpoint import PREFIXES
+    from lossytp.training.checkpoint import WRAPPERS
 
     where = _location(name, weights=True)
     model, found = _loaded(name, where, kind.from_pretrained, dtype=torch.float32, output_loading_info=True)
     missing = sorted(found["missing_keys"])
     if missing:
-        wrapped = sorted(key for key in found["unexpected_keys"] if any(prefix in key for prefix in PREFIXES))
+        wrapped = sorted(key for key in found["unexpected_keys"] if re.search(WRAPPERS, key))
         fix = f"save the model without the wrapper of {wrapped[0]}" if wrapped else "save them all"
         what = f"{where} lacks {len(missing)} of its weights, such as {missing[0]}"
         raise ValueError(f"model_name = {name!r}: {what}: {fix}")

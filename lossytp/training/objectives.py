@@ -182,7 +182,7 @@ def load_data(config: TrainConfig) -> Dataset:
         max_length=config.data.max_length,
         train_samples=config.data.max_samples,
         test_samples=config.compute.eval_samples,
-        task=config.definition(),
+        task=config.data.definition(),
     )
 
 

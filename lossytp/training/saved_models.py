@@ -102,7 +102,7 @@ MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "m
 TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt")
 
 
-def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Save the dense model in `folder`, and replace an earlier one. All processes must call this; the first writes.
 
     If ranks have drifted apart, the first rank's parameters are saved. If the run is killed meanwhile, it saves the
@@ -121,8 +121,7 @@ def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase 
         with saving(folder):
             try:
                 dense.save_pretrained(part)
-                if tokenizer is not None:
-                    tokenizer.save_pretrained(part)
+                tokenizer.save_pretrained(part)
                 write_manifest(part, [path.name for path in part.iterdir() if path.name != MANIFEST])
                 sync(part)
             except Exception:

@@ -244,7 +244,8 @@ def read_declaration(file: Path) -> dict[str, Any]:
             raise ValueError(f"it holds {shown(content)}: write keys with values, such as 'train: my_rows.csv'")
         declaration = {"name": re.sub(r"[^\w.-]+", "-", file.stem), "kind": Classification.kind, **content}
         if "metric" in declaration:
-            declaration.setdefault("metrics", declaration.pop("metric"))
+            refuse_if("metrics" in declaration, "metric", declaration["metric"], "stands beside metrics: give one")
+            declaration["metrics"] = declaration.pop("metric")
         for key in LISTS:
             if key in declaration and not isinstance(declaration[key], list):
                 declaration[key] = [declaration[key]]

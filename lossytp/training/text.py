@@ -121,7 +121,7 @@ class PackedBlocks:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position, self._rest = Position(*state["start"]), state["rest"].numpy()
         self._portion = max(-1, state["portion"] - 1)
-        self._portion_blocks = state.get("portion_blocks", SHUFFLED_BLOCKS)  # of older checkpoints, of any block size
+        self._portion_blocks = state["portion_blocks"]
         self._blocks, self._next = self._blocks[:0], None
         if state["portion"] >= 0:
             self._fill()

@@ -21,8 +21,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lab import BackendLabConfig, Model, check_splits, load_digits, perceptron, place, train
+from lossytp.parallel.backend import this_device
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.engine import connected_processes, this_device
+from lossytp.training.engine import connected_processes
 
 
 class DataParallelConfig(BackendLabConfig):
@@ -36,7 +37,7 @@ def run(config: DataParallelConfig) -> dict[str, Any]:
     """Train the perceptron on this process's share of each batch; return the result."""
     layout = place(config, needs_processes="data_parallel")
     check_splits("batch_size", config.batch_size, layout.world_size)
-    device = this_device(layout)
+    device = this_device(layout.rank)
     with connected_processes(config, layout) as network:
         digits = load_digits(config, device)
         mesh = init_device_mesh(device.type, (layout.world_size,))

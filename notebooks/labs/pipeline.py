@@ -21,9 +21,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from lab import BackendLabConfig, Model, Size, check_splits, load_digits, place, train
+from lossytp.parallel.backend import this_device
 from lossytp.parallel.pipeline import Pipeline, PipelineSchedule
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.engine import connected_processes, this_device
+from lossytp.training.engine import connected_processes
 from lossytp.training.settings import FASTEST, Count
 
 GREY_LEVELS = 17
@@ -79,7 +80,7 @@ def run(config: PipelineLabConfig) -> dict[str, Any]:
     """Train this process's stage of the transformer; return the result."""
     layout = place(config, needs_processes="pipeline")
     check_splits("batch_size", config.batch_size, config.pipeline_microbatches, "microbatches")
-    device = this_device(layout)
+    device = this_device(layout.rank)
     with connected_processes(config, layout) as network:
         digits = load_digits(config, device)
         stages = init_device_mesh(device.type, (layout.world_size,)).get_group()

@@ -26,11 +26,12 @@ from torch import Tensor, nn
 
 from lab import LabConfig, Model, check_splits, load_digits, perceptron, place, train
 from lossytp.network.scope import Site
+from lossytp.parallel.backend import this_device
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import check_layers, check_reaches
 from lossytp.parallel.mappings import copy_to_tensor_parallel_region, reduce_from_tensor_parallel_region
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.engine import connected_processes, this_device
+from lossytp.training.engine import connected_processes
 
 
 class ColumnLinear(nn.Module):
@@ -76,7 +77,7 @@ def run(config: LabConfig) -> dict[str, Any]:
     """Train the perceptron on virtual ranks, or on this process's; return the result."""
     layout = place(config)
     check_splits("hidden_dim", config.hidden_dim, layout.tensor_parallel_size)
-    device = this_device(layout)
+    device = this_device(layout.rank)
     with connected_processes(config, layout) as network:
         collective = LossyCollective(network, layout.tensor_group(), config.comm().of_model(2))
         check_reaches(network, collective.group, collective.comm)

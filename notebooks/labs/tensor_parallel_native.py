@@ -16,9 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from lab import BackendLabConfig, Model, check_splits, load_digits, perceptron, place, train
+from lossytp.parallel.backend import this_device
 from lossytp.parallel.group import check_reaches
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.engine import connected_processes, this_device
+from lossytp.training.engine import connected_processes
 
 PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
     "0": ColwiseParallel,
@@ -32,7 +33,7 @@ def run(config: BackendLabConfig) -> dict[str, Any]:
     """Train this process's shard of the perceptron; return the result."""
     layout = place(config, needs_processes="tensor_parallel_native")
     check_splits("hidden_dim", config.hidden_dim, layout.world_size)
-    device = this_device(layout)
+    device = this_device(layout.rank)
     with connected_processes(config, layout) as network:
         check_reaches(network, layout.tensor_group(), config.comm())
         digits = load_digits(config, device)

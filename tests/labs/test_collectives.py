@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 import lossytp as ltp
-from notebooks.collectives import (
-    burst_table,
-    completion_times,
-    errors_by_rank,
-    measure,
-    squared_errors,
-    who_lacks_what,
-)
+from notebooks.collectives import burst_table, completion_times, errors_by_rank, measure, squared_errors, who_lacks_what
 from paper import timing as transport
 from paper.timing import AllReduce
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import nbinom
 
 from lossytp.network.lossy_network import CommConfig
-from lossytp.network.repairs import Fec, same_age
+from lossytp.network.repairs import Fec
 from lossytp.network.routes import ALGORITHMS, SWITCH
 from notebooks import theory
 from tests.network.loss_statistics import reproducible
@@ -159,7 +159,7 @@ def test_ages_of_independent_ways_are_equal_as_often_as_negative_binomial_number
     ages = np.arange(3000)
     for one, other in itertools.product(range(8), repeat=2):
         one_law, other_law = (nbinom.pmf(ages, n, 1 - rate) if n else ages == 0 for n in (one, other))
-        result = same_age(np.array([[float(one)]]), np.array([[float(other)]]), rate)
+        result = theory.same_age(np.array([[float(one)]]), np.array([[float(other)]]), rate)
         assert result.item() == pytest.approx((one_law * other_law).sum(), rel=1e-9)
 
 

@@ -28,6 +28,7 @@ from lossytp.network import (
 )
 from lossytp.network.lossy_network import CommConfig, described, process_described
 from lossytp.network.random_numbers import Normals
+from lossytp.network.repairs import Chain, Rescale, Zero
 from lossytp.network.routes import DIRECT as direct
 from lossytp.network.routes import RING as ring
 from lossytp.network.routes import Hop
@@ -483,6 +484,7 @@ SHARDS = {"sequence_parallel": True}
         ({"masked_backward": True, "reliable_gather": False, "repair": "local"}, "masked_backward"),
         ({"algorithm": "sender", "reliable_gather": False}, "reliable_gather"),
         *(({"control": "noise", **how}, "control") for how in ({"repair": "rescale"}, {"exact_adjoint": True})),
+        ({"control": "noise", "masked_backward": True, "reliable_gather": False}, "control"),
         *(({"control": "noise", "algorithm": name, **SHARDS}, "control") for name in ("sender", "switch")),
         *(({"control": "noise", "algorithm": name}, "control") for name in ("ring", "tree")),
         ({"reliable_gathers": False}, "did you mean reliable_gather"),
@@ -491,3 +493,12 @@ SHARDS = {"sequence_parallel": True}
 def test_ways_of_exchange_that_cannot_be_are_refused(comm, name):
     with pytest.raises(ValueError, match=name):
         CommConfig.named(**comm)
+
+
+def test_a_repair_that_chooses_packets_unknown_to_senders_is_refused():
+    class Head(Zero):
+        name, stage = "head", "select"
+
+    for repair in (Head(), Chain((Head(), Rescale()))):
+        with pytest.raises(ValueError, match=r"repair = 'head.*' chooses packets, but is no subclass of Protect"):
+            CommConfig(repair=repair)

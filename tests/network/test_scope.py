@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 
 from lossytp.network import Bernoulli, LossyNetwork, Wire
 from lossytp.network.routes import SENDER
-from lossytp.network.scope import (
-    EVERYWHERE,
-    NOWHERE,
-    Counters,
-    LossTape,
-    Scope,
-    Site,
-    links_named,
-    range_named,
-)
+from lossytp.network.scope import EVERYWHERE, NOWHERE, Counters, LossTape, Scope, Site, links_named, range_named
 from tests.network.loss_statistics import reproducible
 
 SITES = [

@@ -6,12 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paper.pretraining import (
-    departures,
-    nats_lost,
-    training_curves,
-    turning_points,
-)
+from paper.pretraining import departures, nats_lost, training_curves, turning_points
 
 LOSSY, REPAIRED, HALF = "losses on the way to a sum", "repaired", "no loss in half the steps"
 SEEDS = (0, 1, 2)

@@ -4,15 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paper.price import (
-    BEST_EFFORT,
-    GO_BACK_N,
-    Sweep,
-    price_of_reliability,
-    step_times,
-    transports,
-    waiting_times,
-)
+from paper.price import BEST_EFFORT, GO_BACK_N, Sweep, price_of_reliability, step_times, transports, waiting_times
 from paper.timing import AllReduce, Path
 
 

@@ -47,16 +47,7 @@ from tests.parallel.conftest import (
     training_losses,
 )
 from tests.parallel.families import tiny
-from tests.parallel.sharing_modes import (
-    MODES,
-    by_rank,
-    every_kind,
-    every_mode,
-    lossy,
-    parallel,
-    parameters,
-    unchanged,
-)
+from tests.parallel.sharing_modes import MODES, by_rank, every_kind, every_mode, lossy, parallel, parameters, unchanged
 
 
 def assert_is_dense(back: PreTrainedModel, dense: PreTrainedModel) -> None:

@@ -197,10 +197,11 @@ def row_after_column(all_reduce: LossyCollective) -> Any:
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
-def test_weights_get_no_gradient_of_a_sum_that_a_rank_did_not_receive(algorithm: str, masked: bool) -> None:
+@pytest.mark.parametrize("repair", ["zero", "rescale_counted"])
+def test_weights_get_no_gradient_of_a_sum_that_a_rank_lacks(algorithm: str, repair: str, masked: bool) -> None:
     scope = ltp.Scope(phase="gather")
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.5), seed=4, wire=ltp.Wire(elements=2), scope=scope)
-    comm = CommConfig.named(algorithm=algorithm, reliable_gather=False, masked_backward=masked)
+    comm = CommConfig.named(algorithm=algorithm, repair=repair, reliable_gather=False, masked_backward=masked)
     all_reduce = LossyCollective(network, RankGroup(4), comm)
     layer, upstream = row_after_column(all_reduce), randn(4 * B, T, D, seed=1)
     x = randn(4 * B, T, F, grad=True)

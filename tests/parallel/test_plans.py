@@ -239,6 +239,7 @@ def test_a_plan_that_does_not_fit_is_refused(plan, error, message):
         ("mixtral", {}, {"plan": MIXTRAL}, "style = 'packed_rowwise' of layers.0.mlp.experts.gate_up_proj"),
         ("mixtral", {}, {"plan": UNEVEN}, "slices of different units of layers.0.mlp.experts"),
         ("mixtral", {"intermediate_size": 97}, {}, "tensor_parallel_size = 2 does not divide the 97 units"),
+        ("mixtral", {}, {"repair": "stale"}, "repair = 'stale' does not work with a mixture of experts"),
         *((family, {}, {**STREAMS, "own_copies": True}, "own_copies = True") for family in ("mixtral", "qwen3")),
         ("doge", {}, {}, "layers.0.self_attn of DogeForCausalLM has parameters of its own (A)"),
         ("llama", {"num_attention_heads": 12, "hidden_size": 96}, {"tensor_parallel_size": 6}, "one of 2, 4, 12"),

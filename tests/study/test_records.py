@@ -46,6 +46,9 @@ def test_tidy_has_no_column_that_no_record_has_and_refuses_a_second_record_of_a_
     assert "mtu_bytes" in tidy([old, new])
     with pytest.raises(ValueError, match=r"seed 3 at ber 0\.1 has two records"):
         tidy([record(loss_rate=0.1, seed=3, accuracy=0.5), record(loss_rate=0.1, seed=3, accuracy=0.6)])
+    nodes = record(loss_rate=0.1, seed=0, accuracy=0.5, ranks_per_node=2)  # which the first record leaves out
+    for records in ([new, nodes], [nodes, new], [old, nodes]):
+        assert sorted(tidy(records)["ranks_per_node"].fillna(0)) == [0, 2]
 
 
 @pytest.fixture

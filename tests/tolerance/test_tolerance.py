@@ -277,6 +277,17 @@ def test_the_size_follows_from_the_model(text):
         Measurement(settings(text, block_size=129))
     with pytest.raises(ValueError, match=r"blocks = 1000000000 is above \d+: give no more than the text has, of 32 "):
         Measurement(settings(text, blocks=10**9))
+    text.with_name("short.txt").write_text(TEXT[:150])
+    with pytest.raises(ValueError, match=r"short.txt' has one sequence of 32 tokens, which shows no interval"):
+        Measurement(settings(text.with_name("short.txt"), blocks=None))
+
+
+def test_a_rate_at_which_nothing_is_lost_is_one_line(text, tmp_path):
+    config = settings(text, loss_rates="1e-9", repairs="hadamard(64)", output_dir=str(tmp_path))
+    (found,) = measured(config)
+    assert found.errors == {}
+    with pytest.raises(ValueError, match=r"loss_rates = 1e-09 lost no packet in these draws: give a larger rate"):
+        report_of(found, config)
 
 
 @pytest.mark.slow
@@ -328,5 +339,8 @@ def test_a_loss_type_with_a_rate_of_its_own_takes_none(text, trace, tmp_path):
         settings(text, loss_type=kind)
     with pytest.raises(ValueError, match=r"none\.txt cannot be read"):
         settings(text, loss_type="trace('none.txt')", loss_rates=None)
+    trace.with_name("none.txt").write_text("0" * 300)
+    with pytest.raises(ValueError, match=r"loss_type = .* lost no packet, so it has no slope: give another"):
+        settings(text, loss_type=f"trace({str(trace.with_name('none.txt'))!r})", loss_rates=None)
     with pytest.raises(ValueError, match="loss_type = 'lossy' is unknown"):
         settings(text, loss_type="lossy")

@@ -148,6 +148,8 @@ def test_a_model_without_the_needed_head_is_one_line(tmp_path, text):
     with pytest.raises(ValueError, match="layers"):
         evaluate(tmp_path, loss_rate=0.1, lossy_layers="5:6")
     train(tmp_path, "generation", output_dir=str(tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"new_tokens = 200 is above 127: give fewer than the model's 128 positions"):
+        evaluate(tmp_path, model_name=str(tmp_path / "other" / "last"), prompt="the", new_tokens=200)
     config = tmp_path / "other" / "last" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "finetuning_task": None}))
     with pytest.raises(ValueError, match=r"nothing to evaluate .* on: give dataset, data_glob or prompt"):

@@ -13,15 +13,7 @@ from safetensors.torch import save_file
 
 import lossytp as ltp
 from lossytp.training.config import PretrainConfig, TrainConfig
-from lossytp.training.files import (
-    MANIFEST,
-    others,
-    own_files,
-    refuse,
-    remove,
-    saving,
-    write_atomically,
-)
+from lossytp.training.files import MANIFEST, others, own_files, refuse, remove, saving, write_atomically
 from lossytp.training.folder import LOCK, exclusive_run
 from lossytp.training.loop import run
 from lossytp.training.record import check_output_folder, environment, read_record, write_record

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_what_a_terminal_cannot_show_is_printed_as_escapes_not_taken_for_an_erro
         {"score_lossy": 0.5, "score_clean": 0.5},
         {"metric": "accuracy", "chance": 0.5, "majority_share": None},
     )
-    record = {"status": "finished", "final": final, "data": {**data, "subsets": {}}}
+    record: dict[str, Any] = {"status": "finished", "final": final, "data": {**data, "subsets": {}}}
     monkeypatch.setattr(loop, "run", lambda config: record)
     monkeypatch.setattr(sys, "argv", ["train", "--output_dir", f"{tmp_path}/数据"])
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -55,11 +56,13 @@ def test_what_a_terminal_cannot_show_is_printed_as_escapes_not_taken_for_an_erro
     monkeypatch.setattr(command_line, "_leave", lambda code: code)
     monkeypatch.setattr(command_line, "_reader_left", lambda: terminal.flush())
     run_as_command(train.main)
-    assert (
-        terminal.buffer.getvalue()
-        .decode()
-        .endswith("(finished): see " + rf"{tmp_path}/\u6570\u636e/record.json" + "\n")
-    )
+    shown = terminal.buffer.getvalue().decode()
+    assert shown.endswith("(finished): see " + rf"{tmp_path}/\u6570\u636e/record.json" + "\n")
+    record |= {"status": "not finite", "timing": {"steps": 2}}
+    monkeypatch.setattr(sys, "argv", ["train", "--save_model", "--output_dir", str(tmp_path)])
+    run_as_command(train.main)
+    ends = f"the training loss was not finite at step 2: see {tmp_path}/record.json\n"  # there is no model
+    assert terminal.buffer.getvalue().decode().endswith(ends)
 
 
 @pytest.fixture

@@ -136,6 +136,10 @@ def test_it_resumes_from_a_file_or_the_newest_in_a_folder(pretrain, tmp_path):
     for path in ("gone.pth", "older/checkpoint/step-9", "data", "data/train-0.parquet"):
         with pytest.raises(ValueError, match=rf"checkpoint_path = .*{path}'"):
             run(pretrain("other", checkpoint_path=str(tmp_path / path)))
+    for damaged in ("", "[]"):
+        (tmp_path / "newer" / "checkpoint" / "step-6" / MARKER).write_text(damaged)
+        with pytest.raises(ValueError, match=r"step-6 cannot be read .*: leave checkpoint_path out to start over"):
+            run(pretrain("other", checkpoint_path=str(tmp_path / "newer" / "checkpoint")))
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -196,7 +200,8 @@ def dense_weights(config, seed):
 @pytest.mark.parametrize(("values", "entry"), [({}, None), ({"tensor_parallel_size": 2}, "model_state_dict")], ids=str)
 def test_a_file_of_another_program_gives_the_weights(pretrain, tmp_path, values, entry):
     config = pretrain("new", checkpoint_path=str(tmp_path / "old"), **values)
-    weights = {f"module.{name}": tensor for name, tensor in dense_weights(config, 5).items()}
+    wrapped = "module." if entry is None else "_orig_mod.module."
+    weights = {f"{wrapped}{name}": tensor for name, tensor in dense_weights(config, 5).items()}
     (tmp_path / "old").mkdir()
     torch.save({}, tmp_path / "old" / "step_100.pth")
     os.utime(tmp_path / "old" / "step_100.pth", (0, 0))

@@ -206,6 +206,7 @@ def test_single_values_stand_for_lists_and_the_file_names_the_task(tmp_path):
         *(({"body": "always"}, "body"), ({"body": "{text"}, "expected '}'"), ({"label": 5}, "label = 5")),
         *(({"labels": labels}, "labels") for labels in (["a"], [["a"], "b"], [])),
         *(({"metric": "f2"}, "metric 'f2'"), ({"targets": [float("inf")]}, "targets")),
+        ({"metric": "f1", "metrics": ["accuracy"]}, "metric = 'f1' stands beside metrics: give one"),
         ({"targets": [0.5, 2]}, "targets = 2"),
         *(({"train": gone}, f"train = '{gone}'") for gone in ("gone.csv", "gone-*.csv", "rows")),
         ({"train": "rows/*.csv"}, "rows/test.csv is in both train and test"),
