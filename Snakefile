@@ -35,7 +35,7 @@ PRETRAINING = ["11_pretraining", "18_pretraining_gpt2", "18_pretraining_gpt2_jum
 QUESTIONS = {  # notebook, figures, experiments, and other files below the results
     "paper": (
         TOLERANCE,
-        ("52_real_model", ["texts"], ["13_real_model", "13_real_model_qnli"], ["real_model/**/*.*"]),
+        ("52_real_model", ["texts"], [], ["real_model/**/*.*"]),
         ("53_models", ["line", "repairs"], [], ["models/*.json", "norms/*.json"]),
         ("54_both_phases", ["both_phases"], ["05_masked_backward", "11_pretraining", "11_pretraining_masked"], ["both_phases/*.json"]),
         ("55_pretraining", ["training_losses"], PRETRAINING, []),
@@ -46,7 +46,6 @@ QUESTIONS = {  # notebook, figures, experiments, and other files below the resul
     "laptop": (("58_reproduction", ["reproduction"], list(FOLDERS), []),),
 }.get(PROFILE, () if OWN else (TOLERANCE,))
 USES = {  # modules
-    "52_real_model": ["timing"],
     "53_models": ["second_order"],
     "56_price": ["pretraining", "timing"],
     "58_reproduction": ["models", "second_order"],

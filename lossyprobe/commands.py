@@ -314,7 +314,7 @@ class ReportConfig(Settings):
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
     phases: str = "reduce"
     """Where packets are lost, separated by commas: reduce (on the way to the sum), both (also on the way back)."""
-    repairs: str = "hadamard(64),protect(0.1),protect(0.1) + retransmit(1)"
+    repairs: str = "hadamard(64),protect(0.1),retransmit(2)"
     """Repairs to try, separated by commas."""
     block_size: Annotated[int, Field(ge=2)] | None = None
     """Tokens of a sequence, as in lossytp.tolerance."""

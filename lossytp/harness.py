@@ -53,7 +53,7 @@ TITLES = ("task", "metric", "algorithm", "phase", "repair", "loss rate", "score"
 class HarnessConfig(NetworksConfig):
     """A language model, tasks, and the networks and repairs to score them over."""
 
-    repairs: str = "zero,protect(0.1) + retransmit(1)"
+    repairs: str = "zero,retransmit(2)"
     """Repairs, separated by commas, such as "rescale,protect(0.01) + stale". zero, which repairs nothing, is always
     measured too."""
     tasks: str = "last_word"

@@ -5,9 +5,8 @@ The records are of SmolLM2-135M-Instruct on 16 blocks of WikiText-2. `python -m 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -15,20 +14,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lossytp.network.repairs import repair_named
 from lossytp.study.statistics import t_interval
 from lossytp.study.style import COLUMN
 from lossytp.tolerance import COLLAPSE_NATS
-from paper.study import POINTS, Claim, Results, Study, claim, json_rows, loss_rate_of, row_of, rows_of
-from paper.timing import round_trips
+from paper.study import POINTS, Claim, Results, Study, claim, json_rows, row_of, rows_of
 
 USUAL = {"algorithm": "direct", "phase": "reduce", "losses": "single"}  # of most rows
 NOTHING, BEST, FEW = "zero", "protect(0.1) + hadamard(64)", "protect(0.01) + hadamard(64)"
 DELIVERED = "protect(0.01)"  # delivers the strong packet, and nothing else that matters
-UNTIL_IT_ARRIVES = "retransmit(100)"
 ADVISED = "protect(0.1) + retransmit(1)"
-RETRANSMITTING = ("retransmit(1)", ADVISED, UNTIL_IT_ARRIVES)
-FINE_TUNED = ("13_real_model", "13_real_model_qnli")  # experiments, whose messages wait for retransmissions
 LEAST_DRAWN = 0.003  # loss rate
 
 
@@ -40,7 +34,6 @@ def answer(study: Study) -> dict[str, Any]:
     return {
         "real_model": json_rows(table),
         "strongest_packet": strongest_packet(folder / "damage_by_packet.csv"),
-        "real_training_round_trips": waits(record for name in FINE_TUNED for record in study.runs(name)[2]),
     }
 
 
@@ -171,32 +164,6 @@ def strongest_packet(file: Path) -> dict[str, Any]:
     }
 
 
-def waits(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return for how many round trips a message waits on average, by task and repair `RETRANSMITTING`.
-
-    Args:
-        records: of fine-tuning. Those without a repair that lost packets count.
-    """
-    found: dict[str, dict[str, list[float]]] = {}
-    for record in records:
-        of_task = found.setdefault(record["config"]["dataset"], {repair: [] for repair in RETRANSMITTING})
-        if loss_rate_of(record) > 0 and record["config"]["repair"] == NOTHING:
-            for repair, each in of_task.items():
-                each.append(expected_round_trips(record, repair))
-    return {task: {repair: fmean(each) for repair, each in of.items()} for task, of in found.items()}
-
-
-def expected_round_trips(record: Mapping[str, Any], repair: str) -> float:
-    """Return for how many round trips a message of a training run would wait with a repair, on average.
-
-    A message travels over all links at once, and waits for the last packet of any. Protected packets are counted over
-    all links together, where each link would round their number up.
-    """
-    traffic = record["network"]["training"]
-    packets = (traffic["packets"] - traffic["extra"]) / traffic["messages"]["called"]
-    return round_trips(repair_named(repair), loss_rate_of(record), round(packets))
-
-
 # Claims.
 
 
@@ -294,15 +261,12 @@ def protection_and_retransmission_repair_most(results: Results) -> Claim:
     """Require that protection with one retransmission leaves less than a tenth of the rise at 10 % loss, uncollapsed.
 
     Protection with spreading must leave more, with intervals apart, and send fewer packets. One retransmission alone
-    must leave a rise as small within the intervals, and wait less. Protection must wait one round trip less than if
-    every packet is sent until it arrives.
+    must leave a rise as small within the intervals.
     """
     repairs = (ADVISED, "retransmit(1)", BEST, NOTHING)
     both, again, spread, none = (real_row(results, loss_rate=0.1, repair=repair) for repair in repairs)
     holds = both["high"] < none["rise"] / 10 and both["collapsed"] == 0
     holds &= both["high"] < spread["low"] and spread["packets"] < both["packets"] and both["low"] <= again["high"]
-    for waits in results["real_training_round_trips"].values():
-        holds &= 0.9 < waits[UNTIL_IT_ARRIVES] - waits[repairs[0]] < 1.1 and waits["retransmit(1)"] < waits[repairs[0]]
     return Claim(holds, {"both": both["high"], "spread": spread["low"], "nothing": none["rise"]})
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from lossytp.network.checks import check_at_least, check_known, check_positive, is_finite, refuse_if
 from lossytp.network.losses import LinkLosses, LossProcess
 from lossytp.network.random_numbers import NEVER
-from lossytp.network.repairs import MOST_TRIES, Repair, Retransmit
 from lossytp.network.routes import Wire
 
 STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
@@ -546,21 +545,3 @@ def step_seconds(
     check_not_negative("compute_s", compute_s, "s")
     times = collective_times(all_reduce, channel, samples=samples * 4 * num_layers, seed=seed)
     return compute_s + times.seconds.reshape(samples, -1).sum(axis=1)
-
-
-def round_trips(repair: Repair, loss_rate: float, num_packets: int) -> float:
-    """Return how many round trips a message waits for retransmissions, on average over a Bernoulli link.
-
-    Each round sends again, side by side, what the round before lost. Round j takes place unless all k packets that it
-    could send again have arrived, so with probability 1 - (1 - p^j)^k.
-    """
-    protected, deliver = repair.num_protected(num_packets), repair.part("deliver")
-    budget = deliver.budget if isinstance(deliver, Retransmit) else 0
-    rounds = 0.0
-    for losses in range(1, MOST_TRIES):
-        count, lost = num_packets if losses <= budget else protected, loss_rate**losses
-        chance = -math.expm1(count * math.log1p(-lost)) if lost < 1 else float(count > 0)
-        if chance < 1e-9:
-            return rounds
-        rounds += chance
-    return math.inf if loss_rate == 1 else rounds

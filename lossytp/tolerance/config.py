@@ -56,7 +56,7 @@ class NetworksConfig(Settings):
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
     phases: str = "reduce"
     """Where packets are lost, separated by commas: reduce (on the way to the sum), both (also on the way back)."""
-    repairs: str = "zero,hadamard(64),protect(0.1) + hadamard(64),protect(0.1) + retransmit(1)"
+    repairs: str = "hadamard(64),protect(0.1),retransmit(2)"
     """Repairs, separated by commas, such as "rescale,protect(0.01) + stale". zero, which repairs nothing, is always
     measured too."""
     loss_type: str = "ber"
@@ -188,8 +188,6 @@ class ToleranceConfig(NetworksConfig):
     """Packet loss rates of every link, separated by commas: the first gives the slope, the others check that rises lie
     on a line, and repairs are measured at the largest. 0.01,0.03 if left out. A loss type with its own rate, such as a
     trace, takes none."""
-    repairs: str = "hadamard(64),protect(0.1),protect(0.1) + retransmit(1)"
-    """Repairs, separated by commas, such as "rescale,protect(0.01) + stale"."""
     block_size: Annotated[int, Field(ge=2)] | None = None
     """Tokens of a sequence. If left out, 128, or the model's positions if these are fewer."""
     blocks: Annotated[int, Field(ge=2)] | None = None

@@ -2,10 +2,9 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from paper.real_model import expected_round_trips, rises, strongest_packet, waits
+from paper.real_model import rises, strongest_packet
 
 
 def write(folder, rows, **config):
@@ -57,20 +56,3 @@ def test_the_strongest_packet_stands_beside_usual_ones(tmp_path):
         "layer": 3, "module": "mlp", "blocks": 2, "norm": 200.0, "usual_norm": 3.0, "rise": 10.0, "least_rise": 8.0,
         "usual_rise": 0.03, "harmless": 1,
     }  # fmt: skip
-
-
-def test_a_message_waits_for_the_last_protected_packet_of_any_link():
-    traffic = {"packets": 2 * 100 + 30, "extra": 30, "messages": {"called": 2}}
-    record = {"config": {"loss_rate": 0.5}, "network": {"training": traffic}}
-    tries = np.random.default_rng(0).geometric(0.5, (20_000, 10)).max(1) - 1  # of 10 packets a message
-    assert expected_round_trips(record, "protect(0.1)") == pytest.approx(tries.mean(), rel=0.02)
-
-
-def test_waits_are_means_over_the_runs_that_lost_packets_without_a_repair():
-    traffic = {"packets": 100, "extra": 0, "messages": {"called": 1}}
-    records = [
-        {"config": {"dataset": "sst2", "loss_rate": rate, "repair": repair}, "network": {"training": traffic}}
-        for rate, repair in ((0.1, "zero"), (0.3, "zero"), (0.9, "stale"), (0.0, "zero"))
-    ]
-    expected = [expected_round_trips(record, "retransmit(1)") for record in records[:2]]
-    assert waits(records)["sst2"]["retransmit(1)"] == pytest.approx(sum(expected) / 2)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossytp.network.losses import Bernoulli, GilbertElliott
-from lossytp.network.repairs import repair_named
 from lossytp.network.routes import Wire
 from lossytp.network.traces import Correlated
 from paper import timing
@@ -23,7 +22,6 @@ from paper.timing import (
     Path,
     SelectiveRepeat,
     collective_times,
-    round_trips,
     step_seconds,
     tail,
 )
@@ -374,51 +372,3 @@ def test_ring_and_tree_wait_for_each_other_as_in_an_event_simulation(ranks):
 def test_direct_and_switch_wait_for_the_slowest_rank_between_their_two_phases():
     assert SCHEDULES["direct"].complete(np.array([[[1.0, 2, 3]], [[5, 4, 1]]])).tolist() == [3 + 5]
     assert SCHEDULES["switch"].complete(np.array([[[1.0, 2, 3, 5, 4, 1]]])).tolist() == [3 + 5]
-
-
-# Round trips
-
-PACKETS = 200
-
-MESSAGES = 20_000
-ENOUGH = 100  # transmissions, after which a simulated packet has arrived
-
-
-def simulated_rounds(rate: float, most_sent_again: list[int]) -> float:
-    """Return the mean number of rounds until no packet of a message may be sent again.
-
-    Args:
-        rate: of independent losses.
-        most_sent_again: how often each packet of the message may be sent again.
-    """
-    losses = np.random.default_rng(0).geometric(1 - rate, (MESSAGES, len(most_sent_again))) - 1
-    return float(np.minimum(losses, most_sent_again).max(1).mean())
-
-
-@pytest.mark.parametrize(
-    ("repair", "most_sent_again"),
-    [
-        ("zero", [0] * PACKETS),
-        ("fec(10, 8)", [0] * PACKETS),
-        ("retransmit(2)", [2] * PACKETS),
-        ("protect(0.01)", [ENOUGH] * 2),
-        ("protect(0.1)", [ENOUGH] * 20),
-        ("protect(0.1) + hadamard(64)", [ENOUGH] * 20),
-        ("protect(0.1) + retransmit(1)", [ENOUGH] * 20 + [1] * 180),
-        ("protect(0.1) + retransmit(2)", [ENOUGH] * 20 + [2] * 180),
-    ],
-)
-@pytest.mark.parametrize("rate", [0.003, 0.1, 0.5])
-def test_expected_round_trips_are_those_of_simulated_messages(
-    repair: str, most_sent_again: list[int], rate: float
-) -> None:
-    expected = round_trips(repair_named(repair), rate, PACKETS)
-    assert expected == pytest.approx(simulated_rounds(rate, most_sent_again), rel=0.03, abs=0.005)
-
-
-@pytest.mark.parametrize(
-    ("repair", "at_full_loss"), [("zero", 0), ("retransmit(3)", 3), ("protect(0.1) + retransmit(3)", math.inf)]
-)
-def test_no_loss_waits_for_nothing_and_a_dead_link_for_ever(repair: str, at_full_loss: float) -> None:
-    assert round_trips(repair_named(repair), 0, PACKETS) == 0
-    assert round_trips(repair_named(repair), 1, PACKETS) == at_full_loss
