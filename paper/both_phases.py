@@ -35,7 +35,7 @@ from lossytp.training.files import write_atomically
 from lossytp.training.loop import Run
 from lossytp.training.progress import Progress
 from lossytp.training.record import commit
-from paper.study import Claim, Results, Study, claim, json_rows, row_of
+from paper.study import Claim, Results, Study, claim, json_rows, row_of, rows_of
 
 BASE: dict[str, Any] = {  # the study's pretraining, but for smaller batches, which fail as well
     "dataset": "wikimedia/wikipedia",
@@ -438,6 +438,8 @@ SHOWN = {
     "gradients of tokens capped": "each token's gradient capped",
     "first block reliable": "first block reliable",
     "mean after every block": "streams averaged every block",
+    "packets of 216 bytes": "packets of a third of a token",
+    "local": "own part for a lost sum",
     "sequence parallelism": "sequence parallelism",
     "protect(0.1) + retransmit(1)": "priority resend",
     "exact gradient": "exact gradient",
@@ -534,9 +536,25 @@ def a_masked_backward_pass_trains(results: Results) -> Claim:
 @claim
 def the_mask_trains_to_the_end(results: Results) -> Claim:
     """Require that the mask leaves three full runs under 0.3 of the rise, and over twice a sharded stream's."""
-    rows = results["full_length"]
+    rows = rows_of(results["full_length"], loss_rate=0.1)
     holds = len(rows) >= 3 and all(0.3 * row["both"] > row["masked"] > 2 * row["sharded"] for row in rows)
     return Claim(holds, {"rise": float(np.mean([row["masked"] for row in rows])), "runs": len(rows)})
+
+
+@claim
+def what_the_mask_leaves_falls_slowly(results: Results) -> Claim:
+    """Require that 3 % costs two runs with the mask over half of what 10 % costs, and under 0.3 of the rise without."""
+    few, many = (rows_of(results["full_length"], loss_rate=rate) for rate in (0.03, 0.1))
+    rise, higher = (float(np.mean([row["masked"] for row in rows])) for rows in (few, many))
+    holds = len(few) >= 2 and rise > 0.5 * higher and all(0.3 * row["both"] > row["masked"] for row in few)
+    return Claim(holds, {"rise": rise, "runs": len(few)})
+
+
+@claim
+def own_parts_and_small_packets_soften_the_failure(results: Results) -> Claim:
+    """Require that either takes away three quarters of the rise without a mask."""
+    both, *others = (ends(results, arm)["mean"] for arm in ("both phases", "local", "packets of 216 bytes"))
+    return Claim(max(others) < both / 4, {"most": max(others)})
 
 
 @claim
