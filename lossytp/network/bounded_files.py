@@ -3,10 +3,8 @@
 import gzip
 import os
 import stat
-import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # what such files begin with
 
 
 def check_file(path: Path, most_bytes: int = MOST_BYTES) -> os.stat_result:
-    """Return a file's status. Raise ValueError unless it is a regular file (no pipe or device) of `most_bytes`."""
+    """Return a file's status. Raise ValueError unless it is a regular file of at most `most_bytes`."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -30,26 +28,16 @@ def check_file(path: Path, most_bytes: int = MOST_BYTES) -> os.stat_result:
     return status
 
 
-@contextmanager
-def unpacked(path: Path, most_bytes: int = sys.maxsize) -> Iterator[Any]:
-    """Open a file of at most `most_bytes`, decompressed if gzip packed it.
-
-    Raises:
-        ValueError: if it is too large, no regular file, or damaged, within the block too.
-    """
+def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return a file's bytes, decompressed if gzip packed them. Raise ValueError if these are too many or damaged."""
     check_file(path, most_bytes)
     try:
         with path.open("rb") as raw:
-            yield gzip.GzipFile(fileobj=raw) if raw.peek(len(GZIP)).startswith(GZIP) else raw
+            stream: Any = gzip.GzipFile(fileobj=raw) if raw.peek(len(GZIP)).startswith(GZIP) else raw
+            content: bytes = stream.read(most_bytes + 1)
     except (EOFError, OSError, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} cannot be read, or is truncated or damaged ({reason}): copy it again") from error
-
-
-def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return a file's bytes, decompressed if gzip packed them. Raise ValueError if these are too many or damaged."""
-    with unpacked(path, most_bytes) as stream:
-        content = stream.read(most_bytes + 1)
     check_at_most(f"the number of bytes in {path}, unpacked,", len(content), most_bytes, "a part of it")
     return content
 

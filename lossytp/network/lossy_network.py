@@ -104,13 +104,13 @@ class LossyNetwork:
         self.counters = Counters()
         self._training = self._streams = Streams(TRAINING, TRAINING)
         self._evaluations = 0
-        self._tape: LossTape | None = None
-        self.positions: np.ndarray | None = None  # of the tokens of the layers' messages, (T,), or -1 for padding
+        self.tape: LossTape | None = None  # that records or replays within `recording()`
+        self.positions: np.ndarray | None = None  # (T,), of a message's tokens in their sequences, -1 for padding
         self._suspended: list[None] = []  # one for each block of `reliable()`; appending is safe in threads
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy holds. It is outside of all blocks, because nothing would end them in the copy."""
-        return self.__dict__ | {"_streams": self._training, "_suspended": [], "_tape": None, "positions": None}
+        return self.__dict__ | {"_streams": self._training, "_suspended": [], "tape": None, "positions": None}
 
     def process(self, src: int, dst: int) -> LossProcess:
         """Return the loss process of the link src -> dst."""
@@ -180,16 +180,16 @@ class LossyNetwork:
         Within `reliable()`, and outside the network's scope, no link advances and nothing is counted. While a tape
         replays, the recorded losses are returned.
         """
-        if self._tape is not None and self._tape.replaying:
-            return self._tape.next()
+        if self.tape is not None and self.tape.replaying:
+            return self.tape.next()
         missing = Missing([], reliable=True)
         if not self._is_reliable(site):
             capacity = self.wire.elements_per_packet(itemsize, block)
             missing = self._send_all(hops, capacity, repair, group, site)
             if hops:
                 self.counters.add_message((self._streams.purpose[0], site, group), missing.any)
-        if self._tape is not None:
-            self._tape.record(missing)
+        if self.tape is not None:
+            self.tape.record(missing)
         return missing
 
     def _send_all(self, hops: Hops, capacity: int, repair: Repair, group: str, site: Site | None) -> Missing:
@@ -265,25 +265,20 @@ class LossyNetwork:
         Nothing is counted. The list is empty where the network is reliable. While a tape replays, the recorded numbers
         are returned.
         """
-        if self._tape is not None and self._tape.replaying:
-            return self._tape.next()
+        if self.tape is not None and self.tape.replaying:
+            return self.tape.next()
         numbers = []
         for hop in () if self._is_reliable(site) else hops:
             link, streams = (group, hop.src, hop.dst), self._streams
             if link not in streams.normals:
                 streams.normals[link] = Normals((self.seed, *streams.purpose, *link, "normals"))
             numbers.append(streams.normals[link].take(hop.stop - hop.start))
-        if self._tape is not None:
-            self._tape.record(numbers)
+        if self.tape is not None:
+            self.tape.record(numbers)
         return numbers
 
     def _is_reliable(self, site: Site | None) -> bool:
         return self.suspended or not self.scope.covers(site)
-
-    @property
-    def tape(self) -> LossTape | None:
-        """Return the tape that records or replays within `recording()`."""
-        return self._tape
 
     @property
     def block(self) -> tuple[str, int]:
@@ -331,11 +326,11 @@ class LossyNetwork:
     @contextmanager
     def recording(self, tape: LossTape) -> Iterator[None]:
         """Let `tape` record the losses of each collective within the block, or replay them if it has run before."""
-        before, self._tape = self._tape, tape
+        before, self.tape = self.tape, tape
         try:
             yield
         finally:
-            self._tape = before
+            self.tape = before
             tape.rewind()
 
     def report(self) -> "pandas.DataFrame":
@@ -462,8 +457,8 @@ class CommConfig:
             `sequence_parallel`, its own holes in the stream that it gathers.
         sequence_parallel: reduce-scatter and all-gather around a residual stream that is sharded over ranks.
         exact_adjoint: whether backward uses what forward lost, although no real sender knows it.
-        masked_backward: whether ranks with their own streams give no gradient to what they did not receive of a sum.
-            They know what this is. Otherwise the weights that computed it get the gradient of its absence.
+        masked_backward: whether a rank with its own stream gives no gradient to the part of a sum that it did not
+            receive. Each rank knows this part. If False, the weights that computed it get a gradient all the same.
         wire_dtype: "fp32", "bf16", "int8", "fp8" or "int4": round to it what is sent, in both directions, as
             `lossytp.parallel.collectives.quantised` says. None keeps the messages' own dtype.
         control: "noise" adds Gaussian noise with the losses' expected squared error, instead of losing packets.

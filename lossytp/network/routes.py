@@ -85,8 +85,8 @@ class Missing(NamedTuple):
     Attributes:
         packets: for each hop, the sorted numbers of the missing packets among those that are not protected, int64.
         reliable: whether the network was reliable, so that there is nothing to repair.
-        protected: for each hop, the sorted numbers of the packets that `protect` sent reliably. It is empty without
-            `protect`, and until `lossytp.parallel.collectives` has chosen them.
+        protected: for each hop, the sorted numbers of the packets that were sent reliably. `LossyNetwork.send` sets
+            them for `protect_first`, and `apply_losses_` for `protect`; otherwise it is empty.
     """
 
     packets: list[np.ndarray]

@@ -106,7 +106,7 @@ class Counters:
         )
 
     def merge(self, other: "Counters") -> None:
-        """Add what another process counted. A row that both have is the same traffic, seen from two sides.
+        """Take over the rows that another process counted. A row that both have is one traffic, seen from two sides.
 
         Raises:
             ValueError: if the two disagree on a row, so the processes have diverged.

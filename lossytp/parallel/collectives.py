@@ -154,13 +154,13 @@ class LossyCollective:
 
         return Sum(finish, (hops, missing), of_results)
 
-    def all_gather(self, x: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
+    def all_gather(self, x: Tensor, site: Site | None = None, unit: int = 1, *, reliable: bool | None = None) -> Tensor:
         """Gather `x` (...), of which each rank holds one chunk. Return each local rank's copy of it, (L, ...).
 
-        If the gather is reliable, all copies are the same memory.
+        If the gather is reliable, as `comm` says where `reliable` is None, all copies are the same memory.
         """
         copies = self._rounded(x, self.comm.algorithm.all_gather, unit).expand(len(self.group.local), *x.shape)
-        if self.comm.reliable_gather:
+        if self.comm.reliable_gather if reliable is None else reliable:
             return copies
         copies = copies.clone(memory_format=torch.contiguous_format)
         copies_LN = copies.view(len(copies), -1)

@@ -83,8 +83,8 @@ class _Replica(nn.Module):
             raise RuntimeError(f"{which}: freeze what the training loss does not use, with requires_grad_(False)")
 
 
-# Backward reaches the last layers first. So the gradients lie
-# in buckets in reverse order, and each bucket is summed over the replicas as soon as its gradients are there:
+# Backward reaches the last layers first. So the gradients lie in buckets in reverse order, and each bucket is summed
+# over the replicas as soon as its gradients are there:
 #
 #     backward   last layer ................................. first layer
 #     bucket 0   [gradients]---- all-reduce ---->

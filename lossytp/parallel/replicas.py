@@ -106,7 +106,7 @@ def on_rank_zero(decide: Callable[[], T], network: LossyNetwork) -> T:
 
 
 def merge_counters(network: LossyNetwork) -> None:
-    """Add up what all processes sent and lost, in the network of every process.
+    """Give every process the counters of all. Traffic that several processes know counts once.
 
     Raises:
         ValueError: if two processes disagree on a link that both know: they lost different packets.

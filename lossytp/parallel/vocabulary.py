@@ -8,7 +8,6 @@ the vocabulary in this process, rank after rank.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -173,9 +172,9 @@ class VocabularyParallelHead(nn.Module):
             return y
         logits = gather_columns(y, widths, self.collective)
         if self.lossy_gather:
-            lossy = replace(self.collective, comm=replace(self.collective.comm, reliable_gather=False))
             columns_first = logits.movedim(-1, 0).contiguous()  # so that a rank's columns are one chunk
-            self.received = lossy.all_gather(columns_first, FORWARD).movedim(1, -1)[..., : self.vocabulary]
+            received = self.collective.all_gather(columns_first, FORWARD, reliable=False)
+            self.received = received.movedim(1, -1)[..., : self.vocabulary]
         return logits[..., : self.vocabulary]
 
 

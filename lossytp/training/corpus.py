@@ -85,7 +85,7 @@ class Corpus:
         return (cached("sha256", stamp(files), keep) / "sha256").read_text()
 
     def check(self) -> None:
-        """Raise ValueError if the beginning of a file cannot be read, or holds no text."""
+        """Raise ValueError if a text file cannot be read, or the first rows of a table have no column `text`."""
         for file in self.files:
             next(_texts(file), None)
 
