@@ -123,6 +123,10 @@ ARMS = {
     "local": Arm({**BOTH, "repair": "local"}),
     "stale": Arm({**BOTH, "repair": "stale"}),
     "rescale": Arm({**BOTH, "repair": "rescale"}),
+    **{
+        f"gather phase, {repair}": Arm({**BOTH, "lossy_phase": "gather", "repair": repair})
+        for repair in ("local", "stale", "rescale")
+    },
     "protect_first(1)": Arm({**BOTH, "repair": "protect_first(1)"}),
     "protect(0.1) + retransmit(1)": Arm({**BOTH, "repair": "protect(0.1) + retransmit(1)"}),
     "packets of 216 bytes": Arm({**BOTH, "mtu_bytes": 216}),
@@ -419,7 +423,8 @@ def summary(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
         seen: dict[str, float] = next((step["layers"][0] for step in reversed(steps) if step["layers"]), {})
         row = {"arm": record["arm"], "seed": record["seed"], "steps": len(steps)}
         row["loss"] = float(np.mean([step["loss"] for step in steps[-20:]]))
-        row["gradient_norm"] = float(np.median([step["gradient_norm"] for step in steps[-50:]]))
+        norms = [step["gradient_norm"] for step in steps[-50:]]  # None without clipping
+        row["gradient_norm"] = float(np.median(np.array(norms, dtype=float)))
         row |= {way: point.get(f"cross_entropy_{way}") for way in ("clean", "lossy")}
         rows.append(row | {name: seen.get(name) for name in ("least_norm", "median_norm")})
     return pd.DataFrame(rows)
