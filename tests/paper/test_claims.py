@@ -132,6 +132,7 @@ def test_numbers_of_the_readme_and_of_the_advice_are_the_results(committed):
         (advice, f"at 10 % it ends {sharded['clean']:.2f} nats above"),
         (advice, f"stands {trains['rise']:.2f} nats above lossless training, without it {fails['rise']:.2f}"),
         (advice, f"three runs with the mask are {claimed['the_mask_trains_to_the_end']['rise']:.2f} nats above"),
+        (advice, f"at 3 % two are {claimed['what_the_mask_leaves_falls_slowly']['rise']:.2f} above"),
         (advice, f"messages of {committed['price']['message_bytes'] / 1e6:.1f} MB"),
         (advice, f"{100 * share['share, higher']:.0f} % of a step ({100 * share['share at most, higher']:.0f} %"),
         (advice, f"a third of {at_1['tokens'] / 1e6:.0f} million tokens"),
