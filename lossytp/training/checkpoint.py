@@ -208,8 +208,8 @@ def _begin_from_weights(run: "Run") -> None:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
         found = next(each for each in (content, *(content.get(name) for name in ENTRIES)) if _is_state_dict(each))
     except Exception as error:
-        fix = f"save a state_dict with torch.save, alone or under one of {', '.join(ENTRIES)}"
-        raise ValueError(f"{file} cannot be read as weights ({first_line(error)}): {fix}") from error
+        fix = f"give a state_dict that torch.save wrote, alone or under one of {', '.join(ENTRIES)}"
+        raise ValueError(f"{file} cannot be read as weights: {fix}") from error
     weights = {re.sub("^" + WRAPPERS, "", name): tensor for name, tensor in found.items()}
 
     def dense(part: Part) -> Tensor:
