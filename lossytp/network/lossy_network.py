@@ -527,7 +527,7 @@ class CommConfig:
         )
         yield (
             noise and (self.repair != ZERO or adjoint or self.masked_backward),
-            "control = 'noise' loses no packets that a repair or an adjoint could act on: leave both out",
+            "control = 'noise' loses no packets that repair, exact_adjoint or masked_backward act on: leave them out",
         )
         yield (
             not isinstance(select, Protect | ProtectFirst) and select != ZERO,

@@ -17,6 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from lossytp.network.checks import refuse_if
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective, collective_of
 from lossytp.parallel.group import RankGroup
@@ -193,7 +194,7 @@ def split_vocabulary_(model: PreTrainedModel, *, lossy_gather: bool = False) -> 
 
     Raises:
         TypeError: if the model has no plain embedding and head, or is not tensor-parallel.
-        ValueError: if ranks have their own streams, or the stream is sharded.
+        ValueError: if ranks have their own streams, the stream is sharded, or the algorithm has no gather to lose from.
     """
     changed: Any = model
     collective = collective_of(model)
@@ -205,6 +206,9 @@ def split_vocabulary_(model: PreTrainedModel, *, lossy_gather: bool = False) -> 
     if not collective.comm.one_stream:
         fix = "give reliable_gather = True and no sequence_parallel"
         raise ValueError(f"enable_loss_parallelism = True needs ranks with a common stream: {fix}")
+    algorithm = collective.comm.algorithm
+    fault = "has sums that reach every rank, and no gather that could lose logits: choose another"
+    refuse_if(lossy_gather and algorithm.sum_reaches_all, "algorithm", algorithm.name, fault)
     weight = _shard(embedding.weight, collective.group)
     own = weight if head.weight is embedding.weight else _shard(head.weight, collective.group)
     bias = None if head.bias is None else _shard(head.bias, collective.group)

@@ -83,7 +83,7 @@ class Measurement:
         name, asked = ("prompts", config.prompts) if config.decode else ("blocks", config.blocks)
         with waiting(f"{config.model_name}: reading the text"):
             text = corpus(config.files(), split="validation")
-            wanted = asked or max(config.batch_size, self.TOKENS // block_size)
+            wanted = asked or max(2, config.batch_size, self.TOKENS // block_size)
             blocks_NT = all_blocks(text, tokenizer, block_size=block_size, at_most=wanted)
             if asked is not None:
                 check_at_most(name, asked, len(blocks_NT), f"no more than the text has, of {block_size} tokens")

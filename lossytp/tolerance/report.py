@@ -16,7 +16,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from lossytp.network.checks import refuse_if
 from lossytp.study.statistics import Estimate, share_interval, t_interval
 from lossytp.study.style import COLUMN, estimates, save, set_style
 from lossytp.tolerance.config import NO_REPAIR, ToleranceConfig
@@ -119,8 +118,6 @@ def report_of(measured: Measured, config: ToleranceConfig) -> Report:
     bare = [row for row in measured.rows if row.setup.repair == NO_REPAIR]
     slopes = {row.setup.loss_rate: times(estimate_of(row.rises, config), 1 / row.setup.loss_rate) for row in bare}
     (rate, slope), *checks = slopes.items()
-    fault = "lost no packet in these draws: give a larger rate, or more min_draws"
-    refuse_if(slope.value == 0, "loss_rates", rate, fault)
     packets, damages = [packet for packet, _ in measured.found.critical], [rise for _, rise in measured.found.critical]
     sequences = len(measured.lossless.scores)
     alone = 0.0
@@ -167,6 +164,8 @@ def lines(report: Report, config: ToleranceConfig) -> list[str]:
     ]
     if report.rounding is not None:
         found.append(f"  of it, rounding to {config.wire_dtype} costs {_shown(report.rounding)} nats")
+    if report.slope.value == 0:
+        return [*found, "  no draw lost a packet that shows: give more min_draws, or a network that loses more"]
     condition = ", if the critical packets arrive" if report.damage else ""
     found.append(f"  1 % of loss costs {_shown(per_cent)} nats a token, {_shown(more)} % of perplexity{condition}")
     for rate, slope in report.checks.items():
@@ -220,7 +219,7 @@ def table(report: Report) -> list[str]:
     bare = report.repaired[0].packets
     for each in report.repaired:
         predicted = "" if each.predicted is None else f"{each.predicted.value:.3f}"
-        value = f"{each.measured.value:.3f} ± {each.measured.half_width:.3f}"
+        value = f"{each.measured.value:z.3f} ± {each.measured.half_width:.3f}"
         more = "" if each is report.repaired[0] else f"{each.packets / bare - 1:+.1%}"
         name = each.repair + ("" if each.delivered else " *")
         found.append(TABLE.format(name, predicted, value, more, width=width))

@@ -45,7 +45,7 @@ LAYOUT = (*SIZES, "data_parallel_type", "implementation", "enable_loss_paralleli
 """Settings that say how a run is spread over processes. They may change when it is resumed."""
 SUFFIXES = (".pth", ".pt")  # of other programs' weights
 ENTRIES = ("model", "model_state_dict", "state_dict", "module")  # under which they may lie
-WRAPPERS = r"\b(module\.|_orig_mod\.)+"  # of wrapped and of compiled models
+WRAPPERS = r"(module\.|_orig_mod\.)+"  # of wrapped and of compiled models
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Repairs: what they send, what stays missing, what they scale, how long messages wait, and their names."""
+"""Repairs: what they send, what stays missing, what they scale, and their names."""
 
 import numpy as np
 import pytest

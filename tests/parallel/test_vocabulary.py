@@ -157,6 +157,9 @@ def test_what_cannot_be_split_is_refused():
     streams = ltp.parallelize(tiny_gpt2(), bernoulli(0.0), tensor_parallel_size=2, reliable_gather=False)
     with pytest.raises(ValueError, match="enable_loss_parallelism"):
         split_vocabulary_(streams)
+    sender = ltp.parallelize(tiny_gpt2(), bernoulli(0.0), tensor_parallel_size=2, algorithm="sender")
+    with pytest.raises(ValueError, match="algorithm = 'sender' has sums that reach every rank"):
+        split_vocabulary_(sender, lossy_gather=True)
 
 
 COLUMNS = 49  # of each rank, padded

@@ -282,12 +282,13 @@ def test_the_size_follows_from_the_model(text):
         Measurement(settings(text.with_name("short.txt"), blocks=None))
 
 
-def test_a_rate_at_which_nothing_is_lost_is_one_line(text, tmp_path):
+def test_a_rate_at_which_nothing_is_lost_says_so(text, tmp_path):
     config = settings(text, loss_rates="1e-9", repairs="hadamard(64)", output_dir=str(tmp_path))
     (found,) = measured(config)
     assert found.errors == {}
-    with pytest.raises(ValueError, match=r"loss_rates = 1e-09 lost no packet in these draws: give a larger rate"):
-        report_of(found, config)
+    report = report_of(found, config)
+    assert lines(report, config)[-1].startswith("  no draw lost a packet that shows: give more min_draws")
+    assert table(report)[-1].split()[-4:] == ["0.000", "±", "0.000", "+0.0%"]
 
 
 @pytest.mark.slow
