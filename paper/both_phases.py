@@ -553,9 +553,7 @@ def what_the_mask_leaves_falls_slowly(results: Results) -> Claim:
     few, many = (rows_of(results["full_length"], loss_rate=rate) for rate in (0.03, 0.1))
     rise, higher = (float(np.mean([row["masked"] for row in rows])) for rows in (few, many))
     holds = (
-        len(few) >= 2
-        and rise > max(0.5 * higher, 2.5 * 0.12)
-        and all(0.3 * row["both"] > row["masked"] for row in few)
+        len(few) >= 2 and rise > max(0.5 * higher, 2.5 * 0.12) and all(0.3 * row["both"] > row["masked"] for row in few)
     )
     return Claim(holds, {"rise": rise, "runs": len(few)})
 
