@@ -103,7 +103,7 @@ ARMS = {
     "summed where outputs are, forward": Arm({**BOTH, "lossy_direction": "forward"}, "gradients summed at g"),
     "exact gradient": Arm(BOTH, "exact gradient"),
     "gradients masked by what arrived": Arm(MASKED),
-    "gradients masked at random": Arm(BOTH, "gradients masked at random"),
+    "gradients masked at random": Arm(BOTH, "gradients masked at random", 0.1),
     "forward, gradients masked": Arm({**MASKED, "lossy_direction": "forward"}),
     # another shape, another algorithm
     **{
@@ -129,8 +129,12 @@ ARMS = {
     },
     "protect_first(1)": Arm({**BOTH, "repair": "protect_first(1)"}),
     "protect(0.1) + retransmit(1)": Arm({**BOTH, "repair": "protect(0.1) + retransmit(1)"}),
+    "retransmit(2)": Arm({**BOTH, "repair": "retransmit(2)"}),
     "packets of 216 bytes": Arm({**BOTH, "mtu_bytes": 216}),
 }
+CONTROLS = ("epsilon 1e-1", "scale detached", "gradients masked at random")  # what their change costs without losses
+OWN_STREAMS = {"loss_rate": 0.0, "reliable_gather": False}
+ARMS |= {f"no loss, {name}": ARMS[name]._replace(settings=OWN_STREAMS) for name in CONTROLS}
 
 
 @dataclass
@@ -249,7 +253,8 @@ def change_(model: Any, arm: Arm, config: PretrainConfig) -> None:
     if arm.change is None:
         return
     ranks = config.network.tensor_parallel_size
-    lossy = LossySum(config.network.loss_rate, Wire(mtu_bytes=config.network.mtu_bytes).elements_per_packet(4))
+    rate = arm.value if arm.change == "gradients masked at random" else config.network.loss_rate
+    lossy = LossySum(cast(float, rate), Wire(mtu_bytes=config.network.mtu_bytes).elements_per_packet(4))
     both_ways = config.network.lossy_direction is None
     blocks: Any = blocks_of(model)
 
@@ -473,6 +478,7 @@ def rises(records: Iterable[Mapping[str, Any]], steps: int = 200) -> pd.DataFram
     for (arm, seed), nats in ends.items():
         shape = arm.partition(", ")[0]
         lossless = f"{shape}, no loss" if shape in ("llama", *SHAPES) else "no loss"
+        lossless = changed if (changed := f"no loss, {arm}", seed) in ends else lossless
         if arm != lossless and (lossless, seed) in ends:
             found.append({"arm": arm, "seed": seed, "rise": nats - ends[lossless, seed]})
     return pd.DataFrame(found)

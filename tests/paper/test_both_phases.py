@@ -67,7 +67,7 @@ def test_capped_gradients_leave_small_ones_as_they_are():
 def test_the_control_masks_gradients_by_other_losses_and_leaves_the_forward_pass():
     model, changed = own_streams(0.5), own_streams(0.5)
     config = both_phases.PretrainConfig.from_dict(TINY | {"reliable_gather": False, "loss_rate": 0.5})
-    change_(changed, Arm({}, "gradients masked at random"), config)
+    change_(changed, Arm({}, "gradients masked at random", 0.5), config)
     batch = tiny_batch()
     assert torch.equal(model(**batch).logits, changed(**batch).logits)
     expected, found = gradients(model), gradients(changed)
