@@ -144,6 +144,7 @@ def send(words: list[str]) -> None:
     python -m lossyprobe send 10.0.0.2 --packets 200000 --flows 3 --both_directions
     """
     config: SendConfig = _parsed(send, SendConfig, words, "--host")
+    existed = Path(config.output_dir).exists()
     check_writable(config.output_dir)
     plan = config.plan()
     with tqdm(total=plan.flows * plan.packets, unit="packet", leave=False, disable=not sys.stderr.isatty()) as bar:
@@ -155,8 +156,9 @@ def send(words: list[str]) -> None:
         try:
             trace, ended_early = measure(plan, config.host, config.port, patience_s=config.patience_s, watch=show)
         except BaseException:
-            with suppress(OSError):  # if it holds something
-                Path(config.output_dir).rmdir()
+            if not existed:
+                with suppress(OSError):  # if it holds something
+                    Path(config.output_dir).rmdir()
             raise
     _report_measurement(trace, ended_early, config.output_dir)
 
@@ -196,7 +198,8 @@ def fit_trace(words: list[str]) -> None:
     python -m lossyprobe fit output/probe/trace.parquet
     """
     config: FitConfig = _parsed(fit_trace, FitConfig, words, "--trace")
-    print(*fit_lines(fit_all(flows_of(read(Path(config.trace)))), config.trace), sep="\n")
+    trace = read(Path(config.trace))
+    print(*fit_lines(fit_all(flows_of(trace)), config.trace), *caveats(trace), sep="\n")
 
 
 def read(path: Path) -> ProbeTrace:
@@ -296,7 +299,7 @@ def fit_lines(fitted: Fitted, trace: str) -> Iterator[str]:
     yield ""
     yield f"tc qdisc add dev DEVICE root netem {best.netem}"
     yield f'--loss_type "{best.loss_type}"'
-    yield f"--loss_type \"trace('{trace}')\""
+    yield f'--loss_type "trace({trace!r})"'
 
 
 class ReportConfig(Settings):
@@ -386,6 +389,8 @@ def measured_lines(trace: ProbeTrace) -> Iterator[str]:
     rate, low, high = loss_rate(lost)
     yield f"{len(trace.flows)} flows, {len(lost)} packets"
     yield f"lost {int(lost.sum())}: {rate:.3%} (95 % interval {low:.3%} to {high:.3%})"
+    if correlation_between(flows_of(trace)) > CORRELATED:
+        yield "flows lose packets at the same time: this interval is too narrow"
     yield from caveats(trace)
 
 
@@ -446,6 +451,12 @@ def import_losses(words: list[str]) -> None:
         raise ValueError(f"output = {config.output!r} does not end in .parquet: give {output.stem}.parquet")
     if output.exists() and output.samefile(file):
         raise ValueError(f"output = {str(output)!r} is the file to read: give --output {output.stem}_trace.parquet")
+    if output.exists() and config.output is None:
+        try:
+            read_trace(output)
+        except ValueError:
+            fault = f"output = {str(output)!r} is another program's file"
+            raise ValueError(f"{fault}: give --output {output.stem}_trace.parquet") from None
     trace = import_trace(file, column=config.column, where=config.where, ones=config.ones)
     with saving(output):
         write_trace(output, trace)

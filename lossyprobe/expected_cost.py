@@ -42,7 +42,7 @@ def comparable_runs(folder: Path) -> pd.DataFrame:
         mean burst in packets, 1.0 for losses that are independent.
 
     Raises:
-        ValueError: if the folder has no such table.
+        ValueError: if the folder has no such table, or the table has no such runs.
     """
     try:
         table = pd.read_csv(folder / TABLE)
@@ -51,6 +51,9 @@ def comparable_runs(folder: Path) -> pd.DataFrame:
         raise ValueError(f"{folder / TABLE} cannot be read ({error.strerror}): give a study's results") from error
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise ValueError(f"{folder / TABLE} is no table ({error}): give a study's results") from error
+    lacks = {*USED, *VARIED, "status", "processes", "experiment"} - set(table)
+    if lacks or STANDARD not in set(table["experiment"]):
+        raise ValueError(f"{folder / TABLE} has no runs of {STANDARD}: give a study's results")
     settings = [name for name in table.columns[: table.columns.get_loc("status")] if name not in (*VARIED, *IRRELEVANT)]
     settings.append("processes")
     training = text[settings].agg("|".join, axis=1)
@@ -79,11 +82,11 @@ def expected_costs(runs: pd.DataFrame, *, loss_rate: float, mean_burst_packets: 
     lossless = runs[runs["loss_rate"] == 0].groupby(["task", "seed"])["accuracy_lossy"].first().rename("lossless")
     lossy = runs[runs["loss_rate"] > 0].join(lossless, on=["task", "seed"])
     lossy = lossy.assign(drop=lossy["lossless"] - lossy["accuracy_lossy"]).dropna(subset=["drop"])
-    own = _as_independent(loss_rate, mean_burst_packets)
+    own = max(mean_burst_packets, _independent(loss_rate))
     rows = []
     for network, of_network in lossy.groupby(NETWORK, sort=False):
         bursts = of_network.groupby("burst")["loss_rate"].nunique()
-        closest = min(bursts.index, key=lambda burst: (abs(math.log(burst / own)), -bursts[burst]))
+        closest = min(bursts.index, key=lambda burst: (_times(burst, loss_rate, own), -bursts[burst]))
         curve = of_network[of_network["burst"] == closest]
         row = dict(zip(NETWORK, network, strict=True))
         rows.append(row | _cost(curve, loss_rate) | _budget(curve, lossless))
@@ -91,9 +94,15 @@ def expected_costs(runs: pd.DataFrame, *, loss_rate: float, mean_burst_packets: 
     return pd.DataFrame(rows).sort_values(NETWORK, kind="stable").reset_index(drop=True)
 
 
-def _as_independent(loss_rate: float, mean_burst_packets: float) -> float:
-    """Return the mean burst, in units of the mean burst of independent losses of this rate; at least 1.0."""
-    return max(1.0, mean_burst_packets * (1 - loss_rate))
+def _independent(loss_rate: float) -> float:
+    """Return the mean burst of independent losses, in packets."""
+    return 1 / max(1 - loss_rate, ROUNDING)
+
+
+def _times(burst: float, loss_rate: float, own: float) -> float:
+    """Return the ratio, at least 1, of a mean burst of the study, 1.0 for independent losses, and our own."""
+    theirs = _independent(loss_rate) if burst == 1 else burst
+    return max(theirs / own, own / theirs)
 
 
 def _points(curve: pd.DataFrame) -> tuple[np.ndarray, list[Estimate]]:
@@ -146,7 +155,7 @@ def _basis(curve: pd.DataFrame, loss_rate: float, burst: float, own: float) -> t
     else:
         where = f"in proportion to {rates[0]:.3g}"
         doubts.append("below every tried rate")
-    if max(burst / own, own / burst) > ALIKE:
+    if _times(burst, loss_rate, own) > ALIKE:
         stand_in = "single losses" if burst == 1 else f"bursts of {burst:g}"
         doubts.append(f"{stand_in} stand for bursts of {own:.1f}")
     return "; ".join([where, *doubts]), bool(doubts)

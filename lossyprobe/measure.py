@@ -158,8 +158,10 @@ def measure(
             raise ValueError(f"the receiver at {host}, port {port} did not start a measurement: {reason}") from reason
         with run.sockets:
             run.measure()
-        if run.sender.error is not None:
-            raise ValueError(str(run.sender.error)) from run.sender.error
+        if (failed := run.sender.error) is not None:
+            if isinstance(failed, ValueError) or not run.arrived.any():  # above the MTU, or nothing is known
+                raise ValueError(str(failed)) from failed
+            run.ended_early = run.ended_early or f"sending failed ({failed})"
         outcome = run.outcome()
     if not outcome.trace.flows:
         raise ValueError(f"{host} vanished ({run.ended_early}) before anything was known: start both ends again")
@@ -234,7 +236,8 @@ class _Run:
         """Tell the other end that all packets are sent, and receive its log."""
         sent_ns = np.concatenate([self.sender.times_ns(flow) for flow in range(self.plan.flows)])
         self.control.send({"kind": "end", "sent": self.sender.counts}, {"sent_ns": sent_ns})
-        end = self.control.receive("end")
+        while (end := self.control.receive("beat", "end"))["kind"] != "end":
+            pass  # Ctrl-C came before the answer to a beat was read
         end["sent"] = checked_counts(end.get("sent"), self.plan.flows, self.plan.packets)
         columns = [end.get(name) for name in ("flow", "sequence", "time_ns", "sent_ns")]
         lengths = [len(column) if isinstance(column, np.ndarray) else -1 for column in columns]
@@ -286,7 +289,7 @@ class Limits(NamedTuple):
     max_mbits: float = 100.0
     """Rate in one direction."""
     max_packets: int = 20_000_000
-    """Number of packets in one direction, over all flows. Each takes up to 60 bytes of memory."""
+    """Number of packets in one direction, over all flows. Each takes up to 120 bytes of memory."""
 
 
 def serve(
@@ -388,6 +391,8 @@ class _Served:
             own_losses = self.receiver.own_losses()
         if self.back.error is not None:
             ended_early = ended_early or f"the way back failed ({self.back.error})"
+        if self.end is not None and self.end["sent"] != [self.plan.packets] * self.plan.flows:
+            ended_early = ended_early or "the sender stopped before its last packet"
         source = f"UDP from {self.ends[0]} to {self.ends[1]}"
         return Outcome.of(self._flows(), same=self.same, ended_early=ended_early, own_losses=own_losses, source=source)
 

@@ -158,7 +158,9 @@ class Control:
         try:
             self._connection.sendall(LENGTH.pack(len(text)) + text)
             for array in arrays.values():
-                self._connection.sendall(array.data.cast("B"))
+                data = array.data.cast("B")
+                for start in range(0, len(data), PIECE_BYTES):  # the patience is for one piece
+                    self._connection.sendall(data[start : start + PIECE_BYTES])
         except OSError as error:
             raise Vanished(_reason(error)) from error
 
@@ -178,6 +180,8 @@ class Control:
             total = sum(dtype.itemsize * count for _, dtype, count in sizes)
             if any(str(dtype) not in DTYPES or count < 0 for _, dtype, count in sizes) or total > self._most:
                 raise Vanished(f"it sent arrays of {total} bytes, above {self._most}")
+            if not content.keys().isdisjoint(name for name, _, _ in sizes):
+                raise Vanished(f"it sent arrays in place of values of the message {wanted}")
             for name, dtype, count in sizes:
                 content[name] = np.frombuffer(self._bytes(dtype.itemsize * count), dtype)
         except OSError as error:
@@ -267,11 +271,6 @@ class Plan:
         """Return the Mbit/s of all flows of one direction together."""
         return self.flows * self.rate_packets_per_s * self.packet_bytes * 8 / 1e6
 
-    @property
-    def seconds(self) -> float:
-        """Return the shortest time that sending can take."""
-        return self.packets / self.rate_packets_per_s
-
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, ready for JSON."""
         return asdict(self)
@@ -297,7 +296,7 @@ class Plan:
         if self.mbits_per_s > max_mbits:
             raise ValueError(
                 f"{self.flows} x {self.rate_packets_per_s:g} packets/s of {self.packet_bytes} bytes are "
-                f"{self.mbits_per_s:.0f} Mbit/s, above max_mbits = {max_mbits:g}: send slower, or raise max_mbits"
+                f"{self.mbits_per_s:.6g} Mbit/s, above max_mbits = {max_mbits:g}: send slower, or raise max_mbits"
             )
 
 
@@ -314,7 +313,7 @@ def clock_name() -> str:
 
 def same_clock(theirs: object) -> bool:
     """Return whether the other end, which sent this name, reads the same clock."""
-    return theirs != "" and theirs == clock_name()
+    return isinstance(theirs, str) and theirs != "" and theirs == clock_name()
 
 
 # Receive numbered datagrams, and log when each arrived.

@@ -37,9 +37,11 @@ def test_help_lists_the_commands_and_an_unknown_one_is_refused_in_one_line() -> 
 
 
 def test_a_measurement_that_fails_leaves_no_folder(tmp_path: Path) -> None:
-    with held_port() as port, pytest.raises(ValueError, match="receive"):
-        commands.send([HOST, "--port", str(port), "--output_dir", str(tmp_path / "new")])
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    for name in ("new", "mine"):
+        with held_port() as port, pytest.raises(ValueError, match="receive"):
+            commands.send([HOST, "--port", str(port), "--output_dir", str(tmp_path / name)])
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_measurement_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -185,6 +187,8 @@ def test_many_flows_are_summed_up(tmp_path):
     assert first == "20 flows, 40 packets"
     assert second.startswith("lost 1: 2.500%")
     assert ("ended early" in early, "too slow" in slow) == (True, True)
+    together = {number: FlowTrace(lost=np.isin(np.arange(2000), np.arange(0, 2000, 37))) for number in range(9)}
+    assert [line for line in commands.measured_lines(ProbeTrace(flows=together)) if "interval is too narrow" in line]
 
 
 def test_wrong_traces_and_values_are_refused_before_anything_is_measured(tmp_path, monkeypatch):
@@ -194,6 +198,9 @@ def test_wrong_traces_and_values_are_refused_before_anything_is_measured(tmp_pat
         commands.report([str(trace_file(tmp_path, [0, 1])), "--phases", "neither"])
     monkeypatch.setattr(commands, "fit_all", None)  # fails if it fits
     with pytest.raises(ValueError, match="give a study's results"):
+        commands.report([str(trace_file(tmp_path, [0, 1])), "--results_dir", str(tmp_path)])
+    (tmp_path / "experiment_summary.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="has no runs of 01_tolerance: give a study's results"):
         commands.report([str(trace_file(tmp_path, [0, 1])), "--results_dir", str(tmp_path)])
 
 
@@ -220,10 +227,11 @@ def test_more_than_half_lost_is_said(tmp_path, capsys, monkeypatch):
     assert read_trace(tmp_path / "log.parquet").all_lost().tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize("words", [["a.parquet"], ["a.csv", "--output", ""]])
+@pytest.mark.parametrize("words", [["a.parquet"], ["a.csv", "--output", ""], ["a.csv"]])
 def test_the_output_replaces_no_input_and_has_a_name(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.parquet").write_text("mine")
+    (tmp_path / "a.csv").write_text("lost\n0\n1\n")
     with pytest.raises(ValueError, match="output = "):
         commands.import_losses(words)
     assert (tmp_path / "a.parquet").read_text() == "mine"

@@ -68,7 +68,8 @@ def test_the_closest_burst_stands_for_yours(tmp_path):
     single, short, long = (cost(table, 0.1, burst) for burst in (1 / 0.9, 3.0, 12.0))
     assert [row["cost"] for row in (single, short, long)] == pytest.approx([0.02, 0.02, 0.03])
     assert [row["extrapolated"] for row in (single, short, long)] == [False, True, False]
-    assert short["basis"] == "measured at 0.1; single losses stand for bursts of 2.7"
+    assert short["basis"] == "measured at 0.1; single losses stand for bursts of 3.0"
+    assert not cost(runs(tmp_path, bare(0.4, 0.02, "g-e", 4.0)), 0.4, 4.0)["extrapolated"], "the same burst"
 
 
 def test_budgets_are_the_rate_of_one_point(tmp_path):

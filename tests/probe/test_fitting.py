@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 from scipy.special import logit
 
-from lossyprobe.fitting import Fit, Law, correlation_between, fit, fit_family, goodness, intervals
+from lossyprobe.commands import UNLIKELY
+from lossyprobe.fitting import Fit, Law, correlation_between, fit, fit_family, goodness, intervals, num_simulations
 from lossyprobe.likelihood import FAMILIES, Likelihood
 from lossytp.network import Bernoulli, GilbertElliott, Trace, loss_process_named
 from tests.probe.recordings import TRUTHS, bits, recorded
@@ -141,6 +142,8 @@ def test_what_the_flows_do_not_determine_says_so():
     found = intervals(alike, flows)
     assert found["p_good_to_bad"] == found["p_bad_to_good"] == (0, 1)
     assert found["loss_rate"].high - found["loss_rate"].low < 0.01
+    outage = [bits("0" * 10_000 + "1" * 10)]  # whose length nobody knows
+    assert intervals(fit(outage)[0], outage)["mean_burst_packets"] == (0, np.inf)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -170,6 +173,7 @@ def test_short_flows_fit_although_they_cut_runs_short():
     found = goodness(fit_family(FAMILIES["simple Gilbert"], flows), flows)
     assert min(found.bursts.p, found.gaps.p) > 0.02
     assert found.gaps.fitted.lengths.max() < 60
+    assert 1 / (1 + num_simulations([flows[0]] * 100_000)) < UNLIKELY, "of any number of flows, a fit can be refused"
 
 
 def test_statistic_and_laws():
@@ -192,4 +196,6 @@ def test_flows_that_share_a_queue_are_together_and_independent_ones_are_not():
     draws = np.random.default_rng(1).random((2, 5000))
     flows = [Trace.from_indicators(congested & (each < 0.4)) for each in draws]
     assert not np.intersect1d(flows[0].lost, flows[1].lost).size > 0.6 * len(flows[0].lost)
+    counts = [np.histogram(flow.lost, np.linspace(0, 5000, 101))[0] for flow in flows]
+    assert correlation_between(flows) == pytest.approx(np.corrcoef(counts)[0, 1])
     assert correlation_between(flows) > 0.9

@@ -141,6 +141,39 @@ def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> No
     assert not np.isnan(trace.flows[0].delay_s[:100]).any()  # the whole log, and not only what was told meanwhile
 
 
+def test_an_interrupt_before_a_beat_is_answered_keeps_the_whole_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = Control.receive
+
+    def interrupted(control: Control, *kinds: str) -> dict:
+        if kinds == ("beat",):
+            raise KeyboardInterrupt
+        return receive(control, *kinds)
+
+    monkeypatch.setattr(Control, "receive", interrupted)
+    with served() as receiver:
+        plan = Plan(packets=10**6, packet_bytes=100, rate_packets_per_s=1000.0)
+        trace, ended_early = measure(plan, HOST, receiver.port)
+        assert receiver.only().ended_early == "the sender stopped before its last packet"
+    assert ended_early == "it was interrupted"
+    assert not np.isnan(trace.flows[0].delay_s[:100]).any()
+
+
+def test_a_network_that_goes_away_leaves_what_arrived_before(wire: Callable) -> None:
+    def treat(sequence: int, send: Send) -> None:
+        if sequence == 300:
+            time.sleep(1.5 * measuring.BEAT_S)  # until the earlier packets are known
+            raise OSError(101, "Network is unreachable")
+        send()
+
+    wire(treat)
+    with served() as receiver:
+        plan = Plan(packets=400, packet_bytes=100, rate_packets_per_s=FAST)
+        trace, ended_early = measure(plan, HOST, receiver.port)
+        assert not receiver.only().trace.complete
+    assert "unreachable" in ended_early
+    assert (trace.complete, trace.flows[0].num_packets, trace.flows[0].lost.sum()) == (False, 300, 0)
+
+
 def test_clocks_of_different_machines_give_relative_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "same_clock", lambda theirs: False)
     with served() as receiver:
