@@ -15,6 +15,8 @@ it has no place for packets that cost less because their parts cancel.
 """
 
 import json
+import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from lossytp.tolerance.measure import Account, Lossless, Measurement, estimate_o
 from lossytp.training.command_line import parse, run_as_command
 from paper.models import ModelsConfig, factor, kept
 from paper.second_order import SecondOrder
-from paper.study import Claim, Results, Study, claim, json_rows
+from paper.study import Claim, Results, Study, claim, json_rows, row_of
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "direct": {},
@@ -167,9 +169,14 @@ def the_quadratic_form_tells_networks_apart(results: Results) -> Claim:
 def packet_size_has_no_sign(results: Results) -> Claim:
     """Require that small packets cost one model less, and large ones another, as predicted, beyond the interval."""
     rows = results["lost_together"]
+
+    def margin(row: Mapping[str, Any]) -> float:  # of a quotient, whose two slopes have intervals
+        direct = row_of(rows, model=row["model"], network="direct")["half width"]
+        return math.hypot(row["half width"], row["measured"] * direct)
+
     small, large = ([row for row in rows if row["network"] == name] for name in ("216 bytes", "9,000 bytes"))
     cheaper = [
-        {row["model"] for row in sized if row["measured"] + row["half width"] < 1 and row["quadratic form"] < 1}
+        {row["model"] for row in sized if row["measured"] + margin(row) < 1 and row["quadratic form"] < 1}
         for sized in (small, large)
     ]
     numbers = {"small": min(row["measured"] for row in small), "large": min(row["measured"] for row in large)}

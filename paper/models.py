@@ -594,7 +594,8 @@ def a_lossless_pass_predicts_the_slope(results: Results) -> Claim:
 def a_model_that_normalises_sums_costs_more(results: Results) -> Claim:
     """Require a slope above the prediction and above another model's, whose prediction is equal, at two rates.
 
-    A third model's slope must lie between, and be too high for its prediction as well.
+    A third model's slope must lie between, and be too high for its prediction as well. The three predictions must be
+    within a quarter of each other.
     """
     expected, other, third = (results["norms"]["predicted"][shape]["slope"] for shape in ("olmo2", "qwen3", GEMMA))
     slopes = {shape: [each["slope"], *each["checks"].values()] for shape, each in results["norms"]["slope"].items()}
@@ -606,7 +607,8 @@ def a_model_that_normalises_sums_costs_more(results: Results) -> Claim:
     apart &= all(ours["low"] > max(theirs["high"], expected["high"]) for ours, theirs in pairs)
     times = [ours["value"] / theirs["value"] for ours, theirs in pairs]
     off = [ours["value"] / expected["value"] for ours, _ in pairs]
-    holds = len(pairs) == 2 and apart and factor(expected["value"] / other["value"]) < 1.1
+    values = [each["value"] for each in (expected, other, third)]
+    holds = len(pairs) == 2 and apart and factor(values[0] / values[1]) < 1.1 and max(values) < 1.25 * min(values)
     return Claim(holds, {"least": min(times), "most": max(times), "off": min(off), "off at most": max(off)})
 
 
@@ -630,12 +632,15 @@ def an_owner_sends_nothing(results: Results) -> Claim:
 
 @claim
 def damage_sits_at_the_ends(results: Results) -> Claim:
-    """Require that the outer two sixths of SmolLM2's layers do over half of the damage that single parts do."""
-    rows = [row for row in results["depths"] if row["model"] == "smollm2-135m"]
-    first = sorted({row["first layer"] for row in rows})
-    ends = sum(row["value"] for row in rows if row["first layer"] in (first[0], first[-1]))
-    share = ends / sum(row["value"] for row in rows)
-    return Claim(share > 0.5, {"share": share})
+    """Require that the outer sixths of SmolLM2's layers do over half of the damage, and the inner two under an eighth.
+
+    Each outer sixth must do twice as much as each of the inner two.
+    """
+    rows = pd.DataFrame(row for row in results["depths"] if row["model"] == "smollm2-135m")
+    damage = rows.groupby("first layer")["value"].sum().to_numpy()
+    share, inner = (float(damage[part].sum() / damage.sum()) for part in ([0, -1], [2, 3]))
+    holds = share > 0.5 and inner < 0.125 and min(damage[[0, -1]]) > 2 * max(damage[[2, 3]])
+    return Claim(bool(holds), {"share": share, "inner": inner})
 
 
 def left(results: Results, *models: str) -> list[dict[str, dict[str, float]]]:

@@ -338,7 +338,8 @@ def lower_rates_waste_fewer_tokens(results: Results) -> Claim:
     holds = all(least < rows[rate]["clean"] < most for rate, (least, most) in GUESSED.items())
     holds &= all(row["clean_low"] > 0 for row in rows.values())
     wasted = {f"wasted at {rate:g}": 1 - 1 / row["clean_times_tokens"] for rate, row in rows.items()}
-    return Claim(holds and [*wasted.values()] == sorted(wasted.values()), wasted)
+    holds &= [*wasted.values()] == sorted(wasted.values())
+    return Claim(holds, wasted | {"p": rows[0.01]["clean_p_holm"]})
 
 
 def _arm(results: Results, arm: str, loss_rate: float) -> dict[str, Any]:

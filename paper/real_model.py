@@ -236,13 +236,13 @@ def both_phases_stay_costly(results: Results) -> Claim:
 
 @claim
 def hadamard_does_not_help_the_real_model(results: Results) -> Claim:
-    """Require that Hadamard raises the median block more than no repair does. Nothing shows that its mean is lower."""
+    """Require that Hadamard doubles the median block's rise at each rate. Nothing shows that its mean is lower."""
     numbers: dict[str, float] = {}
     holds = True
     ratios = []
     for rate, by_repair in _real(results):
         hadamard, none = by_repair["hadamard(64)"], by_repair["zero"]
-        holds &= hadamard["high"] >= none["low"] and hadamard["median"] > none["median"]
+        holds &= hadamard["high"] >= none["low"] and hadamard["median"] > 2 * none["median"]
         ratios.append(hadamard["median"] / none["median"])
         numbers |= {f"hadamard at {rate:g}": hadamard["rise"], f"none at {rate:g}": none["rise"]}
     return Claim(holds, numbers | {"least ratio of medians": min(ratios)})

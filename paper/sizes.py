@@ -359,8 +359,8 @@ def rises_grow_with_tokens(results: Results) -> Claim:
 def rises_shrink_with_size(results: Results) -> Claim:
     """Require that the exponent of the rise at 10 % is below 0 with its interval, in packets of both kinds.
 
-    The two largest models must differ by more than the others. At 30 % the exponents must be closer to 0, with
-    intervals below it. At 3 % both intervals must hold 0.
+    The largest of four models must pay least, and differ more from the next than that from the smallest. At 30 % the
+    exponents must be closer to 0, with intervals below it. At 3 % both intervals must hold 0.
     """
     costs = ("rise", "rise, whole packets")
     numbers = {cost: _claimed_exponent(results, "parameters", cost, 0.1)["high"] for cost in costs}
@@ -371,8 +371,10 @@ def rises_shrink_with_size(results: Results) -> Claim:
     uncertain = all(row["low"] <= 0 <= row["high"] for row in at_3)
     shared = results["sizes"]["tokens"]
     rows = [row for row in _small_packets(results) if row["tokens"] == shared]
-    first, *_, last_but_one, last = (row["rise"] for row in sorted(rows, key=lambda row: row["parameters"]))
-    holds = max(numbers.values()) < 0 and last_but_one - last > first - last_but_one > 0 and below and uncertain
+    *others, last = (row["rise"] for row in sorted(rows, key=lambda row: row["parameters"]))
+    first, last_but_one = others[0], others[-1]
+    holds = len(others) >= 3 and last < min(others) and max(numbers.values()) < 0 and below and uncertain
+    holds &= last_but_one - last > first - last_but_one > 0
     return Claim(holds, numbers | {"smallest": first, "last but one": last_but_one, "largest": last})
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from lossytp.network.checks import check_known
 from lossytp.study.grid import Experiment, load_experiment
 from lossytp.study.statistics import CONFIDENCE, t_interval
 from lossytp.study.style import save
-from lossytp.study.tables import ACCURACIES, LOSSLESS, read_experiment, run_name
+from lossytp.study.tables import LOSSLESS, read_experiment, run_name
 from lossytp.training.command_line import Parser, read_yaml, run_as_command
 from lossytp.training.config import RunSettings, settings_class
 from lossytp.training.files import write_atomically
@@ -45,7 +44,6 @@ FEWEST_SEEDS = 3  # an interval of two says nothing
 HEADLINE = "01_tolerance"
 PRETRAINED = ("11_pretraining", "11_pretraining_masked", "18_pretraining_gpt2", "18_pretraining_gpt2_jumbo")
 NOT_COMPARED = (*PRETRAINED, "08_robustness", "12_predictions", "15_sizes")  # without an accuracy of their own
-NOT_TRAINING = ("save_model", "eval_steps", "output_dir")  # settings that do not change training
 TRAINING = ("task", "model_name", "max_steps", "learning_rate")  # runs that share these are one training
 MARGIN = 0.03  # of accuracy: a training learns its task if it beats the most frequent class by more
 
@@ -158,7 +156,7 @@ def summarise(study: Study) -> dict[str, Any]:
 
 
 def summarise_runs(records: list[dict]) -> dict[str, Any]:
-    """Summarise the distinct runs: number, packets, core hours and `repeatability`.
+    """Summarise the distinct runs: number, packets and core hours.
 
     Controls send no packets, so theirs do not count.
     """
@@ -168,39 +166,6 @@ def summarise_runs(records: list[dict]) -> dict[str, Any]:
         "cells": len(records),
         "packets": sum(traffic["packets"] for traffic in with_packets),
         "hours": sum(record["timing"]["total_seconds"] * record["processes"] for record in records) / 3600,
-        "repeated": repeatability(records),
-    }
-
-
-def repeatability(records: list[dict]) -> dict[str, dict[str, Any]]:
-    """Compare the accuracies of pairs of runs that trained alike and differ only in saving and evaluation.
-
-    Their clean accuracies should agree. Their lossy accuracies need not, because versions of the evaluation lose
-    different packets.
-
-    Returns:
-        A summary under `one` for pairs on one model of processor or GPU, and under `two` for pairs on two. It has the
-        number of `pairs`, the number that `differ` in clean accuracy, and the largest difference in clean accuracy
-        (`largest`) and in lossy accuracy (`largest_lossy`), as shares, or 0 without pairs.
-    """
-    trainings: dict[str, list[dict]] = {}
-    for record in (record for record in records if record["final"]["accuracy_clean"] is not None):
-        training = {name: value for name, value in record["config"].items() if name not in NOT_TRAINING}
-        trainings.setdefault(f"{sorted(training.items())} {record['processes']}", []).append(record)
-    differences: dict[str, list[np.ndarray]] = {"one": [], "two": []}
-    for first, second in (pair for runs in trainings.values() for pair in combinations(runs, 2)):
-        machines = [run["environment"] for run in (first, second)]
-        processors = {(machine["processor"], machine.get("gpu")) for machine in machines}
-        scores = np.array([[run["final"][name] for name in ACCURACIES] for run in (first, second)])
-        differences["one" if len(processors) == 1 else "two"].append(np.abs(scores[0] - scores[1]))
-    return {
-        name: {
-            "pairs": len(each),
-            "differ": sum(bool(clean > 0) for clean, _ in each),
-            "largest": float(max((clean for clean, _ in each), default=0.0)),
-            "largest_lossy": float(max((lossy for _, lossy in each), default=0.0)),
-        }
-        for name, each in differences.items()
     }
 
 

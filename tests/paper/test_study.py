@@ -6,25 +6,7 @@ import pandas as pd
 import pytest
 
 import paper.tolerance  # noqa: F401 -- registers its claims
-from paper.study import Study, check_claims, repeatability, summarise_runs
-
-
-def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
-    def run(accuracy, processor="one", seed=0, lossy=0.5, **kept):
-        made = record(loss_rate=0.1, seed=seed, accuracy=accuracy, **kept)
-        final = made["final"] | {"accuracy_lossy": lossy}
-        return made | {"environment": {"processor": processor}, "final": final}
-
-    others = [run(0.9, seed=1), run(0.8, seed=2, max_length=16)]  # ran once
-    found = repeatability([run(0.7), run(0.7, save_model=True, lossy=0.52), run(0.6, "two", eval_steps=5), *others])
-    assert found["one"] == {"pairs": 1, "differ": 0, "largest": 0.0, "largest_lossy": pytest.approx(0.02)}
-    assert found["two"] == {
-        "pairs": 2, "differ": 2, "largest": pytest.approx(0.1), "largest_lossy": pytest.approx(0.02)
-    }  # fmt: skip
-    on_gpu = run(0.7) | {"environment": {"processor": "one", "gpu": "A GPU"}}
-    assert repeatability([run(0.7), on_gpu])["two"]["pairs"] == 1  # one processor, but not one machine
-    none = {"pairs": 0, "differ": 0, "largest": 0.0, "largest_lossy": 0.0}
-    assert repeatability(others) == {"one": none, "two": none}
+from paper.study import Study, check_claims, summarise_runs
 
 
 def test_summarise_runs_counts_each_run_once_and_no_packets_of_controls(study, record):
