@@ -52,7 +52,7 @@ def test_loss_rate(drawn):
     rate = process.loss_rate
     observed = batch_means(indicators(lost, num_packets))
     assert_within(observed, rate, "loss rate")
-    assert not is_within(observed, rate + 0.1 * min(rate, 1 - rate)) or num_packets * rate < 10 * 2**17
+    assert not is_within(observed, rate + 0.1 * min(rate, 1 - rate)), "control"
 
 
 def test_loss_rate_varies_as_much_as_the_correlations_say(drawn):
@@ -62,8 +62,8 @@ def test_loss_rate_varies_as_much_as_the_correlations_say(drawn):
     states that lose alike would draw their losses from one stream.
     """
     process, lost, num_packets = drawn
-    if isinstance(process, FourState):  # of which some are periodic
-        return
+    if isinstance(process, FourState):
+        pytest.skip("some four-state processes are periodic")
     rate = process.loss_rate
     independent = rate * (1 - rate) / num_packets
     expected = independent * (1 + 2 * sum(process.autocorrelation(lag) for lag in range(1, num_packets // 1000)))

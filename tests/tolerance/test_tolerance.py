@@ -59,9 +59,9 @@ def test_the_slope_is_that_of_a_direct_measurement(text, tmp_path):
                 ]
                 rises.append((each[1] - each[0]) / 0.05)
     direct = t_interval(np.array(rises))
-    assert abs(report.slope.value - direct.value) < math.hypot(report.slope.half_width, direct.half_width)
+    both = math.hypot(report.slope.half_width, direct.half_width)
+    assert abs(report.slope.value - direct.value) < both < 0.35 * direct.value, "so half as much again would differ"
     assert report.slope.low > 0.5
-    assert report.slope.value == pytest.approx(np.mean(found.rows[0].rises) / 0.05)
     assert list(report.checks) == [0.1]
 
 
