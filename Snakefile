@@ -28,7 +28,8 @@ CHECKS = [] if OWN else CHECKS
 SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # lists the runs in the figures
 DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
 TASKS = [str(file) for file in Path("notebooks").glob("*.yaml")]
-LIBRARY = [str(file) for each in ("network", "study", "training") for file in Path("lossytp", each).glob("*.py")]
+LIBRARY = [str(file) for each in ("network", "study", "tolerance", "training") for file in Path("lossytp", each).glob("*.py")]
+LIBRARY.append("lossyprobe/expected_cost.py")
 
 TOLERANCE = ("51_tolerance", ["tolerance"], ["01_tolerance", "01_tolerance_of_both_phases", "03_rings"], [])
 PRETRAINING = ["11_pretraining", "18_pretraining_gpt2", "18_pretraining_gpt2_jumbo"]
@@ -100,6 +101,7 @@ rule paper:
 
 rule runs:
     input:
+        ANSWERS,  # the summary says which runs are drawn, so it is written last
         records_of(FOLDERS),
         [] if CELLS_EXIST else TABLES,
         LIBRARY,

