@@ -1,7 +1,4 @@
-"""Fits find the truth and choose the family; their intervals, goodness of fit, and flows that lose packets together.
-
-`python -m tests.bench.fitting` does the same with 100 traces of each family.
-"""
+"""Fits find the truth and choose the family; their intervals, goodness of fit, and flows that lose packets together."""
 
 import time
 

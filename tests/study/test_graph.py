@@ -285,7 +285,6 @@ def test_a_cluster_runs_the_cells_and_this_machine_draws_and_typesets(start, tmp
 
 
 def test_a_checkout_that_moved_gets_a_new_virtual_environment(tmp_path):
-    """Scripts in .venv/bin name the folder in which they were installed."""
     for name in ("run_all.sh", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / ".venv").mkdir()
@@ -293,9 +292,9 @@ def test_a_checkout_that_moved_gets_a_new_virtual_environment(tmp_path):
     python = tmp_path / "my python"
     python.write_text('#!/bin/sh\ncase "$*" in *version_info*) exit 0 ;; *) echo "$*"; exit 1 ;; esac\n')
     python.chmod(0o755)
-    environment = {**os.environ, "PYTHON": str(python)}
-    environment.pop("CONDA_PREFIX", None)
-    command = ["bash", "run_all.sh", "setup"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    environment = {**os.environ, "PYTHON": str(python), "CONDA_PREFIX": ""}
+    done = subprocess.run(
+        ["bash", "run_all.sh", "setup"], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
     assert (done.returncode, done.stdout) == (2, "-m venv --clear .venv\n")
     assert done.stderr == f"error: {python} cannot make a virtual environment: install its venv module\n"
