@@ -132,9 +132,19 @@ ARMS = {
     "retransmit(2)": Arm({**BOTH, "repair": "retransmit(2)"}),
     "packets of 216 bytes": Arm({**BOTH, "mtu_bytes": 216}),
 }
-CONTROLS = ("epsilon 1e-1", "scale detached", "gradients masked at random")  # what their change costs without losses
-OWN_STREAMS = {"loss_rate": 0.0, "reliable_gather": False}
-ARMS |= {f"no loss, {name}": ARMS[name]._replace(settings=OWN_STREAMS) for name in CONTROLS}
+CONTROLS = (
+    "epsilon 1e-1",
+    "epsilon 1e-2",
+    "scale detached",
+    "gradients masked at random",
+    "gradients of tokens capped",
+)
+CONTROLS += ("embeddings x 11", "learning rate / 4", "warm-up x 4", "clipping at 0.1", "no clipping")
+ARMS |= {  # what these changes cost without losses
+    f"no loss, {name}": arm._replace(settings={**arm.settings, "loss_rate": 0.0})
+    for name, arm in ARMS.items()
+    if name in CONTROLS
+}
 
 
 @dataclass
