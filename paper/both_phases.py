@@ -132,14 +132,14 @@ ARMS = {
     "retransmit(2)": Arm({**BOTH, "repair": "retransmit(2)"}),
     "packets of 216 bytes": Arm({**BOTH, "mtu_bytes": 216}),
 }
-CONTROLS = (
+CONTROLS = {
     "epsilon 1e-1",
     "epsilon 1e-2",
     "scale detached",
     "gradients masked at random",
     "gradients of tokens capped",
-)
-CONTROLS += ("embeddings x 11", "learning rate / 4", "warm-up x 4", "clipping at 0.1", "no clipping")
+}
+CONTROLS |= {"embeddings x 11", "learning rate / 4", "warm-up x 4", "clipping at 0.1", "no clipping"}
 ARMS |= {  # what these changes cost without losses
     f"no loss, {name}": arm._replace(settings={**arm.settings, "loss_rate": 0.0})
     for name, arm in ARMS.items()
