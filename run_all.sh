@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Install, test and run the study, from a fresh clone to the paper. ./run_all.sh help lists the commands.
 set -euo pipefail
-if [ -d "${LOSSYTP_DATA:-}" ]; then LOSSYTP_DATA=$(cd "$LOSSYTP_DATA" && pwd); export LOSSYTP_DATA; fi # it may be relative
-cd "$(dirname "${BASH_SOURCE[0]}")"
+if [ -d "${LOSSYTP_DATA:-}" ]; then LOSSYTP_DATA=$(cd -- "$LOSSYTP_DATA" > /dev/null && pwd); export LOSSYTP_DATA; fi # it may be relative
+cd -P "$(dirname "${BASH_SOURCE[0]}")"
 
 usage() {
     cat <<'TEXT'
@@ -89,7 +89,9 @@ else
     environment=$PWD/.venv
     mark=$(cat .venv/.lossytp-installed 2> /dev/null || true)
     if [ "${mark% * *}" != "$PWD" ]; then # interrupted, or moved: the scripts in it name the old folder
+        if [ -L .venv ] && [ -n "$mark" ]; then fail ".venv is a link to the environment of ${mark% * *}: remove the link"; fi
         python=$(find_python)
+        if [ -n "$mark" ]; then echo "this folder was ${mark% * *} when .venv was made: making it again" >&2; fi
         "$python" -m venv ${mark:+--clear} .venv || fail "$python cannot make a virtual environment: install its venv module"
     fi
 fi

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -299,7 +300,8 @@ def fit_lines(fitted: Fitted, trace: str) -> Iterator[str]:
     yield ""
     yield f"tc qdisc add dev DEVICE root netem {best.netem}"
     yield f'--loss_type "{best.loss_type}"'
-    yield f'--loss_type "trace({trace!r})"'
+    replayed = f"trace({trace!r})"
+    yield "--loss_type " + (shlex.quote(replayed) if '"' in replayed else f'"{replayed}"')
 
 
 class ReportConfig(Settings):
@@ -455,7 +457,7 @@ def import_losses(words: list[str]) -> None:
         try:
             read_trace(output)
         except ValueError:
-            fault = f"output = {str(output)!r} is another program's file"
+            fault = f"output = {str(output)!r} exists, and is no readable trace"
             raise ValueError(f"{fault}: give --output {output.stem}_trace.parquet") from None
     trace = import_trace(file, column=config.column, where=config.where, ones=config.ones)
     with saving(output):

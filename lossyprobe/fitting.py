@@ -194,7 +194,8 @@ def intervals(fit: Fit, flows: Sequence[Trace]) -> dict[str, Interval]:
         error = math.inf if unknown else math.sqrt(slope @ covariance @ slope)
         inner = _between(back, measure(odds), error)
         at_ends = [getattr(fit.family.process(each), name) for each in moved]
-        found[name] = Interval(min(inner.low, *at_ends, math.inf), max(inner.high, *at_ends, 0.0))
+        least = 1.0 if name == "mean_burst_packets" else 0.0  # where the scale is unbounded below
+        found[name] = Interval(max(least, min(inner.low, *at_ends, math.inf)), max(inner.high, *at_ends, 0.0))
     return found
 
 

@@ -140,7 +140,7 @@ def test_what_the_flows_do_not_determine_says_so():
     assert found["p_good_to_bad"] == found["p_bad_to_good"] == (0, 1)
     assert found["loss_rate"].high - found["loss_rate"].low < 0.01
     outage = [bits("0" * 10_000 + "1" * 10)]  # whose length nobody knows
-    assert intervals(fit(outage)[0], outage)["mean_burst_packets"] == (0, np.inf)
+    assert intervals(fit(outage)[0], outage)["mean_burst_packets"] == (1, np.inf)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
