@@ -1,17 +1,11 @@
 """Does what is lost together tell rings, bursts and packet sizes apart?
 
-`paper.second_order` says how: the loss of packet k costs x_k.H.x_k / 2, and x_k is all that
-it carried: the partial sum of several ranks in a ring, several tokens in a large packet. The squared error, |x_k|^2,
-lacks the cross terms between its parts. Bursts lose packets together: their losses have the covariance
+`paper.second_order` says how: the loss of packet k costs x_k.H.x_k / 2, and x_k is all that it carried: the partial sum
+of several ranks in a ring, several tokens in a large packet. The squared error, |x_k|^2, lacks the cross terms between
+its parts. Bursts lose packets together: their losses have the covariance
 p (1 - p) c^d at a distance of d packets, with c = 1 - (transition rates) of the channel of Gilbert (1960).
 
-Predicted before the first of these measurements, for 1 % loss and in multiples of the direct exchange's slope: the
-quadratic form is within a quarter of every network. The squared error alone misses rings and large packets by more than
-a quarter, always on the low side.
-
-Found: the quadratic form is within 23 % of every network in both models. The squared error is as good for rings, trees
-and switches of usual packets, which was not predicted. It misses bursts and other sizes, and mostly on the high side:
-it has no place for packets that cost less because their parts cancel.
+What was predicted, and what was found, stands beside the records, in `results/paper/lost_together/README.md`.
 """
 
 import json
