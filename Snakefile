@@ -33,13 +33,12 @@ LIBRARY.append("lossyprobe/expected_cost.py")
 
 TOLERANCE = ("51_tolerance", ["tolerance"], ["01_tolerance", "01_tolerance_of_both_phases", "03_rings"], [])
 PRETRAINING = ["11_pretraining", "18_pretraining_gpt2", "18_pretraining_gpt2_jumbo"]
-MASKED = ["11_pretraining_masked", "11_pretraining_masked_low", "11_pretraining_masked_low_again"]
 QUESTIONS = {  # notebook, figures, experiments, and other files below the results
     "paper": (
         TOLERANCE,
         ("52_real_model", ["texts"], [], ["real_model/**/*.*"]),
         ("53_models", ["line", "repairs"], [], ["models*/*.json", "norms/*.json"]),
-        ("54_both_phases", ["both_phases"], ["05_masked_backward", "11_pretraining", *MASKED], ["both_phases/*.json"]),
+        ("54_both_phases", ["both_phases"], ["05_masked_backward", "11_pretraining", "11_pretraining_masked"], ["both_phases/*.json"]),
         ("55_pretraining", ["training_losses"], PRETRAINING, []),
         ("56_price", ["price"], PRETRAINING[:1], ["step_times.csv"]),
         ("57_sizes", ["sizes"], ["15_sizes"], ["sizes/*.csv"]),
